@@ -10,6 +10,7 @@ from pathlib import Path
 from shutil import rmtree
 
 import pytest
+from tests.support.thorough import THOROUGH
 
 pytestmark = pytest.mark.slow
 
@@ -107,7 +108,7 @@ def left_alone(where: Path) -> Gang:
 
 
 @pytest.mark.parametrize("near", [False, True], ids=["far", "near"])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(4 if THOROUGH else 2))
 def test_the_losses_of_a_training_that_was_killed_are_those_of_one_that_was_not(
     seed: int, near: bool, tmp_path: Path
 ) -> None:

@@ -8,6 +8,9 @@ import pytest
 
 from sickbay.adapters.stores.memory import MemoryStore
 from sickbay.adapters.stores.sql import open_store
+from sickbay.model.clock import WatchedClock
+from sickbay.model.fleet import Cursor
+from sickbay.model.rows import CURSOR, Unit
 from sickbay.ports.store import Store
 from sickbay.testing.store_contract import DurableContract, StoreContract
 
@@ -67,3 +70,15 @@ class TestPostgresStore(Opened):
     @pytest.fixture
     def url(self, postgres_url: str) -> str:
         return postgres_url
+
+
+def test_whoever_changes_a_row_in_place_that_it_has_read_is_found_when_it_is_written_next() -> None:
+    store = MemoryStore()
+    lease = store.lease("one", 60.0)
+    assert lease is not None
+    store.commit(Unit(writes={CURSOR: Cursor(at=1)}), lease.epoch)
+    row = store.load([CURSOR])[CURSOR].row
+    assert isinstance(row, Cursor)
+    row.learned["local"] = WatchedClock(source="local", period=1.0)
+    with pytest.raises(AssertionError, match="cursor: was changed in place"):
+        store.commit(Unit(writes={CURSOR: Cursor(at=2)}), lease.epoch)

@@ -1,6 +1,7 @@
 """Each named scenario comes to the end that it is there to show, whatever the seed."""
 
 import pytest
+from tests.support.thorough import THOROUGH
 
 from sickbay.model.incident import Incident, Phase
 from sickbay.model.job import Job, JobState
@@ -133,8 +134,8 @@ def test_a_larger_fleet_has_larger_jobs_and_keeps_a_spare_eighth() -> None:
 
 
 @pytest.mark.slow
-def test_a_week_of_a_fleet_keeps_training() -> None:
-    scenario = sized(NAMED["fleet"], nodes=128, days=7)
+def test_a_fleet_keeps_training_for_days() -> None:
+    scenario = sized(NAMED["fleet"], nodes=128, days=7 if THOROUGH else 3)
     sim = stage(scenario, 1)
     perform(sim, scenario, 1)
     came_to = report(sim, scenario="fleet")

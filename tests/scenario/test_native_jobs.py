@@ -1,6 +1,7 @@
 """Jobs whose own controller may run them again: who holds them, who asks, and what a lost node leaves behind."""
 
 import pytest
+from msgspec.structs import replace
 from tests.support.wards import DAY, HOUR, MINUTE, Ward, cluster_without, policy_of, warm_and_cold
 
 from sickbay.model.facts import JobSeen
@@ -245,7 +246,7 @@ def test_a_job_that_fences_itself_goes_on_without_a_node_that_nobody_can_fence(c
 @pytest.mark.slow
 @warm_and_cold
 def test_a_job_that_can_neither_be_stopped_nor_fenced_keeps_telling_a_human_why(cold: bool) -> None:
-    w = Ward(nodes=4, cold=cold, cluster=cluster_without(*BARE))
+    w = Ward(nodes=4, cold=cold, cluster=replace(cluster_without(*BARE), period=30.0))  # more than a day passes
     job = w.training(steps=10**6)
     lost = w.starts(job)[0][1][0]
     w.world.lose_node(lost, zombie=True)

@@ -12,7 +12,7 @@ from sickbay.sim.random_runs import random_run
 pytestmark = pytest.mark.slow
 
 CHUNK = 5
-RUNS = 130 if THOROUGH else 50
+RUNS = 130 if THOROUGH else 35
 
 
 def _chunk(first: int) -> None:

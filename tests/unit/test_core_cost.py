@@ -40,9 +40,10 @@ from sickbay.model.job import Interruption, Job, JobSpec, JobState
 from sickbay.model.rows import CURSOR, Rows, Unit, key_of
 from sickbay.policy.load import load_policy
 from sickbay.ports.store import Committed
+from sickbay.sim.context import ClusterRules
 from sickbay.sim.hardware import SimDefect
 from sickbay.sim.job_behaviour import Programme
-from sickbay.sim.simulation import Plan, Simulation
+from sickbay.sim.simulation import CLUSTER, Plan, Simulation
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 INC = Incarnation(uid="u", instance_id="i", boot_id="b")
@@ -465,7 +466,8 @@ def test_the_policy_says_how_long_what_is_over_is_kept() -> None:
     kept = {}
     for days in (1, 3):
         own = replace(policy, retention=replace(policy.retention, history=timedelta(days=days)))
-        sim = Simulation(Plan(nodes=2, strict=False), policy=own)
+        cluster = ClusterRules(id=CLUSTER, period=60.0)  # two days pass: nothing happens in them
+        sim = Simulation(Plan(nodes=2, strict=False, cluster=cluster), policy=own)
         for _ in range(50):
             sim.hosts[0]._engine.oldest()
             sim.run(3600.0)

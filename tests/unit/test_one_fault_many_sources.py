@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.support.thorough import THOROUGH
 from tests.support.waiting import until
 from tests.support.wards import Ward
 from tests.unit.test_agent_kmsg import Ring
@@ -428,7 +429,7 @@ def flooded(copies: int, path: Path) -> tuple[list[Observed], Deduplicator, list
     return told, sums, sizes
 
 
-@pytest.mark.parametrize("copies", [8_000, pytest.param(800_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("copies", [8_000, pytest.param(800_000 if THOROUGH else 100_000, marks=pytest.mark.slow)])
 def test_many_copies_of_29_messages_are_29_observations_with_counts(tmp_path: Path, copies: int) -> None:
     told, sums, sizes = flooded(copies, tmp_path / "messages")
     assert len(told) == 2 * 29  # each at once, and then the number of its repetitions

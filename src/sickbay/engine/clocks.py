@@ -73,7 +73,8 @@ class SharedClock:
         wall, mono = self._own.wall(), self._own.mono()
         if self._measured is None or mono - self._measured > MEASURE_EVERY or abs(wall - mono - self._parted) > JUMP:
             self._measure()
-        return self._own.wall() + self._offset
+            wall = self._own.wall()
+        return wall + self._offset
 
     def _measure(self) -> None:
         asked = self._own.wall()

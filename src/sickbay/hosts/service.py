@@ -71,7 +71,8 @@ class Service:
         listen = config.listen
         refuse_unconfigured(policy, config.notifiers.names)
         with _placed(config, "listen"):
-            refuse_taken(listen.host, listen.port)  # before anything is made: a refusal leaves no trace
+            setting = "'listen.{}'" if config.file else "--{}"
+            refuse_taken(listen.host, listen.port, setting)  # before anything is made: a refusal leaves no trace
             refuse_unusable(listen.cert or None, listen.key or None)
         with _placed(config, "state"):
             make_private(self.state)

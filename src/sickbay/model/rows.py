@@ -168,14 +168,17 @@ def key_of(row: AnyRow) -> str:
 
 
 def kind_of(key: str) -> str:
-    return key.split(":", 1)[0]
+    return key.partition(":")[0]
 
 
 def type_of(key: str) -> type[AnyRow] | None:
     """Which noun a row under this key is."""
     kind = kind_of(key)
-    named = (type_ for prefix, type_ in _NAMED.get(kind, {}).items() if key.startswith(prefix))
-    return next(named, KINDS.get(kind))
+    if kind in _NAMED:  # asked for every row that is read or written: most kinds have one noun
+        for prefix, type_ in _NAMED[kind].items():
+            if key.startswith(prefix):
+                return type_
+    return KINDS.get(kind)
 
 
 def tag_of(row: AnyRow) -> str:

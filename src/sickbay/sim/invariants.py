@@ -198,6 +198,7 @@ class Invariants:
         if store.due(readings, 1) or self.rest.planned():
             return  # it has not come to rest
         now = moment(self._sim.clock.wall())
+        view = View(store)  # one for all: nothing is written meanwhile
         for subject, thing in list(self.witness.open.items()):
             if thing.wait is not None and thing.wait.would and thing.wait.until is not None:
                 continue  # what withholds it ends by the wall clock; that it is judged afresh then is scheduled
@@ -205,7 +206,7 @@ class Invariants:
                 continue
             if self._set_aside(subject):
                 continue  # it cannot be planned; a person was told, and all others go on
-            draft = Draft(View(store), self._sim.rules, clocks, now)
+            draft = Draft(view, self._sim.rules, clocks, now)
             try:
                 plan(draft, subject)
             except UnreadableRow:

@@ -64,13 +64,14 @@ def count(unit: Unit, tags: Mapping[str, str]) -> None:
 
 
 def pack_row(key: str, row: AnyRow) -> bytes:
-    if type_of(key) is not type(row):
+    type_ = type_of(key)
+    if type_ is not type(row):
         # Found now, not when the row is read back: then it could not be decoded, and nothing would plan on.
         raise TypeError(f"the key {key!r} is not that of a {type(row).__name__}")
     body = _encode(row)
     if len(body) > ITEM_BYTES:
         raise UnitTooLarge(f"the row {key} has {len(body)} bytes: at most {ITEM_BYTES}")
-    _prove(f"the row {key}", row, body, _row_decoders[type_of(key)])
+    _prove(f"the row {key}", row, body, _row_decoders[type_])
     return body
 
 
@@ -147,7 +148,9 @@ def moved(clock: WatchedClock | None, mark: Mark, *, facts: int, wall: float | N
     """The clock of a mark's source after it. `facts`: the newest one; `wall`: the store's own time, if it has one."""
     before = clock or WatchedClock(source=mark.source, period=mark.period)
     at = mark.at if wall is None else wall
-    after = msgspec.structs.replace(before, period=mark.period).heard(at, mark.took)
+    if before.period != mark.period:
+        before = msgspec.structs.replace(before, period=mark.period)
+    after = before.heard(at, mark.took)
     return msgspec.structs.replace(
         after,
         facts=max(after.facts, facts),

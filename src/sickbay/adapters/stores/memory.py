@@ -61,6 +61,7 @@ class MemoryStore:
         self._version = 0
         self._rows: dict[str, Versioned] = {}
         self._bodies: dict[str, bytes] = {}  # with limits: what the rows are read back from
+        self._read_back: dict[str, tuple[bytes, Versioned]] = {}  # each once for every body: most reads are of no news
         self._kinds: defaultdict[str, SortedItems[str]] = defaultdict(SortedItems)
         self._tags: defaultdict[str, SortedItems[str]] = defaultdict(SortedItems)
         self._waiting = WaitIndex()
@@ -87,7 +88,19 @@ class MemoryStore:
         kept = self._rows.get(key)
         if kept is None:
             return NO_ROW
-        return read_row(key, self._bodies[key], kept.version)
+        body = self._bodies[key]
+        known = self._read_back.get(key)
+        if known is None or known[0] is not body or known[1].version != kept.version:
+            self._read_back[key] = known = body, read_row(key, body, kept.version)
+        return known[1]
+
+    def _prove_unchanged(self, key: str) -> None:
+        """Readers share a row: whoever changed a mapping that it holds is found when the row is written next."""
+        known = self._read_back.pop(key, None)
+        if known is None or isinstance(known[1].row, WatchedClock):  # numbers and words only
+            return
+        if read_row(key, known[0], known[1].version) != known[1]:
+            raise AssertionError(f"the row {key} was changed in place by one of its readers")
 
     def find(self, tag: str, limit: int | None = None) -> Sequence[str]:
         with self._lock:
@@ -146,6 +159,8 @@ class MemoryStore:
 
     def _put(self, key: str, row: AnyRow | None, body: bytes | None) -> None:
         """Writes one row under the store's present version; None deletes it."""
+        if self._read_back:
+            self._prove_unchanged(key)
         before = self._rows.get(key)
         was = tag_of(before.row) if before is not None and before.row is not None else ""
         tag = tag_of(row) if row is not None else ""

@@ -160,6 +160,8 @@ def _mistake(run: Path, file: RankFile) -> str:
         return f"its {RANK_FILE} is that of {name_of(*file.key)[:LONGEST]}"
     if len(file.log_rules) > RULES or any(len(rule.pattern) > PATTERN for rule in file.log_rules):
         return f"it has more than {RULES} log rules, or one of more than {PATTERN} characters"
+    if not 0 <= (file.rendezvous or 0.0) < 1e9:
+        return "how long it waits for the others is no time"
     code = file.exit_code
     if not all(0 <= seconds < 1e9 for seconds in (file.stall_after, file.start_within)):
         return "a time after which it would hang is no time"

@@ -142,7 +142,7 @@ def test_where_it_may_it_reboots_and_goes_on_in_the_next_boot_and_others_process
         for _ in running_rig(rig):
             rig.kill()
             rig.up("--allow-reboot")
-            assert "it reboots this machine" in rig.said()
+            rig.until(lambda: "it reboots this machine" in rig.said(), 20, "it says so")
             job = rig.train(120, nodes=1)
             rig.reaches(job, 12)
             rig.xid(79, "pid='<unknown>', name=<unknown>, GPU has fallen off the bus.")

@@ -155,7 +155,7 @@ class WorkstationRig(Sickbay):
 
 def foreign_process() -> Iterator[subprocess.Popen[bytes]]:
     """Somebody else's, that must outlive all that we do."""
-    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    process = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
     try:
         yield process
     finally:

@@ -15,14 +15,13 @@ from sickbay.engine.execute import Effects, Site
 from sickbay.engine.view import PoolAbilities, Rules
 from sickbay.knowledge.load import load_tables
 from sickbay.knowledge.yaml_places import unknown
-from sickbay.model.errors import BadInput, StoreError, Transient
+from sickbay.model.errors import BadInput
 from sickbay.model.finding import Finding
-from sickbay.model.fleet import Incarnation, Node, NodeId, cluster_of
 from sickbay.model.notice import LOG, ChannelTraits
 from sickbay.model.noun import Noun
 from sickbay.model.policy import Policy
 from sickbay.policy.load import digest
-from sickbay.ports.breakable import Breakable, Breakage
+from sickbay.ports.breakable import Breakable
 from sickbay.ports.checks import Checks
 from sickbay.ports.cluster import Cluster
 from sickbay.ports.machines import Machines
@@ -141,11 +140,12 @@ class MachineKind(NamedTuple):
 def machine_kinds() -> dict[str, MachineKind]:
     """What a site may write below 'machines', besides what comes with its clusters."""
     from sickbay.adapters.machines import agents, command
+    from sickbay.adapters.machines.seats import holder_in
 
     return {
         "command": MachineKind(
             command.CommandMachineSettings,
-            lambda settings, ground: command.CommandMachines(settings, _holder_in(ground.store)),
+            lambda settings, ground: command.CommandMachines(settings, holder_in(ground.store)),
         ),
         "agent": MachineKind(
             agents.AgentMachineSettings,
@@ -283,6 +283,7 @@ OWN_KINDS: Mapping[str, Callable[[], ClusterKind]] = {"local": _local, "here": _
 
 def fleet_of(clusters: Mapping[str, FleetCluster], ground: FleetGround) -> WiredFleet:
     """Any number of clusters as one fleet. Raises BadInput: a channel is named that is not there."""
+    from sickbay.adapters.breakables import BreakableFleet
     from sickbay.adapters.metrics.rings import RingMetrics
     from sickbay.adapters.notifiers.message import NoticeLinks
 
@@ -311,9 +312,10 @@ def fleet_of(clusters: Mapping[str, FleetCluster], ground: FleetGround) -> Wired
 def _site(each: FleetCluster, ground: FleetGround) -> Site:
     from sickbay.adapters.checks.agents import AgentChecks
     from sickbay.adapters.machines.pools import PooledMachines
+    from sickbay.adapters.machines.seats import pool_in
 
     pools = _machines(each, ground)
-    machines = pools["*"] if pools.keys() == {"*"} else PooledMachines(pools, _pool_in(ground.store))
+    machines = pools["*"] if pools.keys() == {"*"} else PooledMachines(pools, pool_in(ground.store))
     settle = ground.policy.resume.settle.total_seconds()
     checks = each.wired.checks or AgentChecks(ground.store, ground.posted, settle=settle)
     return Site(cluster=each.wired.cluster, machines=machines, checks=checks)
@@ -363,40 +365,3 @@ def _refuse_missing(
                 f"policy {policy.name}: channels: {remedy} is to go to {name!r}, which cluster {cluster} does not "
                 f"have; it has {known}"
             )
-
-
-def _node_in(store: Store, node: NodeId) -> Node | None:
-    try:
-        row = store.load([key := f"node:{node}"])[key].row
-    except StoreError as error:
-        raise Transient(str(error)) from None
-    return row if isinstance(row, Node) else None
-
-
-def _pool_in(store: Store) -> Callable[[NodeId], str]:
-    def pool(node: NodeId) -> str:
-        row = _node_in(store, node)
-        return row.pool if row is not None else ""
-
-    return pool
-
-
-def _holder_in(store: Store) -> Callable[[NodeId], Incarnation | None]:
-    def holder(node: NodeId) -> Incarnation | None:
-        row = _node_in(store, node)
-        return row.incarnation if row is not None else None
-
-    return holder
-
-
-class BreakableFleet:
-    """Fault injection, by the cluster of the node."""
-
-    def __init__(self, clusters: Mapping[str, Breakable]) -> None:
-        self._clusters = clusters
-
-    def inject(self, node: NodeId, breakage: Breakage) -> str:
-        found = self._clusters.get(cluster_of(node))
-        if found is None:
-            raise BadInput(f"{node} is real hardware, which nothing here breaks; try {', '.join(self._clusters)}")
-        return found.inject(node, breakage)

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import socket
 import sqlite3
 import sys
 from collections.abc import Iterator
@@ -87,6 +88,7 @@ def test_names_say_which_cluster_where_one_name_is_two_nodes(rig: Controlled) ->
     assert "3 nodes are asked for, but pool b/gpu has 2" in refused(*large)
     done = rig.types("submit", "--name", "one", "--nodes", "1", "--cluster", "b", "--json", "--wait", "--", "true")
     assert json.loads(done.stdout)["pool"] == "b/gpu", done
+    rig.submit("true", name="theirs", nodes=1, cluster="a")
     listed = rig.types("jobs").stdout
     assert "a/gpu" in listed
     assert "b/gpu" in listed
@@ -123,13 +125,17 @@ def in_force(rig: Controlled) -> str:
         store.close()
 
 
-def test_a_termination_leaves_jobs_running_and_the_next_one_goes_on(rig: Controlled) -> None:
+def test_a_termination_leaves_jobs_running_and_the_next_one_goes_on(rig: Controlled, tmp_path: Path) -> None:
     job = rig.train(200, cluster="b", name="long")
     rig.reaches(job, 2)
-    rig.types("token", "create", "ann", "--role", "viewer")
     assert rig.ended_by(signal.SIGTERM) == 0
     assert rig.said()[-1] == "the controller ends; nodes and jobs go on"
-    rig.up()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.settimeout(60)
+        rig.env["NOTIFY_SOCKET"] = str(tmp_path / "notify")
+        rig.up()
+        assert systemd.recv(200).startswith(b"READY=1")
     assert rig.ends(job)["restarts"] == 0
     assert "found the nodes that were running" in rig.said()
 

@@ -159,6 +159,7 @@ class OneJob(JobAnswer):
     cwd: str
     env: Annotated[list[str], Meta(description="names of the variables that were given with it: values are not shown")]
     env_files: list[str]
+    storage: Annotated[list[str], Meta(description="shared directories that each node must reach before a start")]
     image: Annotated[str, Meta(description="the container image of its ranks; empty: none was named")]
     native: Annotated[dict[str, Any], Meta(description="what it says in its cluster's own words")]
     attempts: Annotated[list[AttemptAnswer], Meta(description="the newest 60, oldest first, with the present one")]

@@ -57,12 +57,12 @@ def judge_join(asked: JoinInput) -> JoinAnswer:
         return JoinAnswer(JoinVerdict.GRANTED)
     if heard is not None and heard.instance_id != asked.instance_id:
         return _taken(asked, heard.instance_id, "whose agent is heard")
+    if theirs not in {"", asked.instance_id}:
+        return _taken(asked, theirs, "which its cluster shows there, ready")
     if heard is not None and not any(_ended_lately(token, asked.now) for token in asked.tokens):
         # Of the very same machine, it says; so would whoever took a copy of the join token.
         because = f"an agent of {asked.node} is heard: another one may join when that is silent or its token is revoked"
         return JoinAnswer(JoinVerdict.ASK_AGAIN, because, asked.instance_id)
-    if theirs not in {"", asked.instance_id}:
-        return _taken(asked, theirs, "which its cluster shows there, ready")
     for token in asked.tokens:
         fresh = not token.over(asked.now) and asked.now - token.issued_at < TO_BE_HEARD
         if fresh and token.instance_id not in {"", asked.instance_id}:

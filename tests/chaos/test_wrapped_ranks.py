@@ -129,6 +129,19 @@ def test_a_signal_reaches_the_command_and_one_that_asks_it_to_end_makes_its_exit
     assert host.file().stopped is (number is not signal.SIGUSR1)
 
 
+def test_a_signal_that_was_ignored_before_is_ignored_by_the_command_too(host: Host) -> None:
+    script = "import signal, sys\nprint(signal.getsignal(signal.SIGHUP) is signal.SIG_IGN, flush=True)\nsignal.pause()"
+    process = host.start(sys.executable, "-c", script, preexec_fn=ignoring_hangups)
+    assert process.stdout.readline() == b"True\n"
+    process.send_signal(signal.SIGHUP)
+    process.terminate()
+    assert process.wait(60) == 128 + signal.SIGTERM
+
+
+def ignoring_hangups() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+
 @pytest.mark.parametrize("how", ["kill -9 of whoever runs it", "its own end"])
 def test_nothing_of_a_rank_outlives_whoever_runs_it_or_its_own_end(host: Host, how: str) -> None:
     held = "import time; time.sleep(1000)"

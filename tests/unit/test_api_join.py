@@ -79,9 +79,9 @@ def test_of_machines_that_ask_at_once_one_gets_the_name(calls: Clinic) -> None:
     """All of them before the engine has learned of any."""
     answers: dict[str, httpx.Response] = {}
 
-    def stored() -> int:
-        facts = calls.ward.sim.store.facts(0, limit=100_000)
-        return sum(isinstance(fact.news, TokenIssued) and fact.news.node == "sim/twins" for fact in facts)
+    def stored() -> list[str]:
+        issued = (fact.news for fact in calls.ward.sim.store.facts(0, limit=100_000))
+        return [one.instance_id for one in issued if isinstance(one, TokenIssued) and one.node == "sim/twins"]
 
     def go(instance: str) -> None:
         answers[instance] = ask(calls, "twins", instance)
@@ -90,12 +90,12 @@ def test_of_machines_that_ask_at_once_one_gets_the_name(calls: Clinic) -> None:
     calls.ward.asleep = True
     for thread in threads:
         thread.start()
-    until(lambda: stored() == len(threads))
+    until(lambda: len(stored()) == len(threads))
     calls.ward.asleep = False
     for thread in threads:
         thread.join()
     won = [instance for instance, answer in answers.items() if answer.status_code == 200]
-    assert len(won) == 1
+    assert won == stored()[:1]
     assert sorted(answer.status_code for answer in answers.values()) == [200, 409, 409, 409]
     assert all(f"taken by {won[0]}" in a.json()["error"] for a in answers.values() if a.status_code == 409)
     assert report(calls, answers[won[0]].json()["token"], "twins", won[0]).status_code == 200

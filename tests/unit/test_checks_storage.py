@@ -100,6 +100,17 @@ def test_a_look_that_dies_is_no_pass(tmp_path: Path) -> None:
     assert found.verdict is Verdict.FAIL
 
 
+def test_a_mount_that_the_agents_container_does_not_show_is_no_pass(tmp_path: Path) -> None:
+    """Below it lies an empty directory of the container's, which answers at once."""
+    for place in ("proc/1", "fsx", "data"):
+        (tmp_path / place).mkdir(parents=True)
+    (tmp_path / "proc/1/mounts").write_text("srv:/x /fsx nfs4 rw 0 0\n/dev/vda / ext4 rw 0 0\n")
+    fsx, below, data = StorageLook(str(tmp_path))(["/fsx", "/fsx/llama", "/data"], time.monotonic() + 60)
+    assert {fsx.verdict, below.verdict} == {Verdict.COULD_NOT_RUN}
+    assert "HostToContainer" in fsx.because
+    assert data.verdict is Verdict.PASS
+
+
 ME, NODE = Incarnation(instance_id="i", boot_id="b"), NodeId("c/n0")
 SICK = [Exercise("memory", 1, lambda _: "broken")]
 

@@ -74,8 +74,8 @@ def _cluster(backend: Backend, cluster: str) -> Iterator[Finding]:
 def _agents(cluster: str, nodes: Sequence[Node], tokens: Iterable[Token]) -> Iterator[Finding]:
     subject = f"agents of {cluster}"
     held = [node for node in nodes if node.incarnation is not None]
-    never = [node for node in held if node.agent is AgentState.NONE]
-    silent = [node for node in held if node.agent is AgentState.SILENT]
+    never = [node for node in held if node.agent is AgentState.NONE and not node.agent_known]
+    silent = [node for node in held if node.unheard]
     if never:
         join = any(token.role == "join" and token.cluster == cluster for token in tokens)
         first = "" if join else f"make a join token: sickbay token create NAME --role join --cluster {cluster}; then "

@@ -11,7 +11,7 @@ knows who that is.
 import errno
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -27,6 +27,7 @@ from sickbay.wire.commands import ChildEnd, finish_all
 WITHIN = 30.0  # seconds; a failover of FSx or of an NFS server takes about as long
 JOB = "sickbay.agent.checks.storage:exercise"
 BYTES: Final = 4096
+HIDDEN = "the agent's container does not show it: mount the host's / with mountPropagation: HostToContainer"
 UNPROVEN = "it answers; that it can be written is not proven, for the agent may not write there"
 
 Look = Callable[[Sequence[str], float], tuple[StorageSeen, ...]]
@@ -45,15 +46,30 @@ class StorageLook:
         began = time.monotonic()
         until = min(until, began + self._within)
         asked = list(dict.fromkeys(paths))[:STORAGE_MOST]
+        hidden = {path for path in asked if self._hidden(path)}
         children = {
             path: start(self._job, {"directory": str(Path(self._root, path.lstrip("/")))})
             for path in asked
-            if not self._still_hangs(path)
+            if path not in hidden and not self._still_hangs(path)
         }
         pids = {path: child.pid for path, child in children.items()}
         ends = dict(zip(children, finish_all(list(children.values()), until), strict=True))
         self._hung |= {path: pids[path] for path, end in ends.items() if end.stuck}
-        return tuple(_seen(path, ends.get(path), until - began) for path in asked)
+        return tuple(
+            StorageSeen(path=path, verdict=Verdict.COULD_NOT_RUN, because=HIDDEN)
+            if path in hidden
+            else _seen(path, ends.get(path), until - began)
+            for path in asked
+        )
+
+    def _hidden(self, path: str) -> bool:
+        """Whether the machine has something mounted there that a container does not show: below it lies another disk's
+        directory, which answers at once.
+        """
+        if self._root == "/":
+            return False
+        place = _mount_of(path, mounted(Path(self._root, "proc/1/mounts")))
+        return place not in {"", "/"} and str(Path(self._root, place.lstrip("/"))) not in mounted(OWN)
 
     def _still_hangs(self, path: str) -> bool:
         pid = self._hung.get(path)
@@ -153,11 +169,15 @@ def _write_and_read(temporary_file: Callable[..., IO[bytes]], where: str) -> Non
             raise OSError(errno.EIO, "what was written reads back other than it was")
 
 
+def _mount_of(path: str, places: Iterable[str]) -> str:
+    above = (place for place in places if path == place or path.startswith(place.rstrip("/") + "/"))
+    return max(above, key=len, default="")
+
+
 def _is_remote(where: str) -> bool:
     """Whether the file system that it lies on is another machine's."""
-    real = os.path.realpath(where)
-    above = (place for place in mounted(OWN) if real == place or real.startswith(place.rstrip("/") + "/"))
-    kind = mounted(OWN).get(max(above, key=len, default=""), b"")
+    table = mounted(OWN)
+    kind = table.get(_mount_of(os.path.realpath(where), table), b"")
     return kind in REMOTE or kind.startswith(b"fuse.")
 
 

@@ -37,7 +37,7 @@ RANK_FILE, ALIVE, HEARTBEAT, SAVE_ASKED = "rank.json", "alive", "heartbeat.json"
 OPEN_TO_ALL = 0o1777
 ITS_OWNERS_ONLY = 0o700  # what a training writes is nobody else's to read
 MOST = 1 << 16  # bytes of a rank.json
-NAMES = 4096  # directories that are looked at
+NAMES = 50_000  # directories that are looked at
 LONGEST = 200  # characters of a job's id
 RULES, PATTERN = 20, 1000  # log rules of a rank, and characters of a pattern
 

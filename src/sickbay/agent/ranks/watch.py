@@ -11,6 +11,7 @@ from sickbay.agent.probes.heartbeats import AttemptProgress, Beat
 from sickbay.agent.probes.log_rules import OutputWatch
 from sickbay.agent.ranks.directory import (
     HEARTBEAT,
+    NAMES,
     RANK_FILE,
     FoundRank,
     RankFile,
@@ -143,6 +144,10 @@ class RankWatch:
         listing = _Listing()
         known = {watched.run.name for watched in self._watched.values()}
         names = names_in(self._base)
+        if len(names) >= NAMES:
+            listing.wrong[""] = (
+                f"{ranks_dir(self._base)} has {NAMES} directories or more: some ranks may not be watched"
+            )
         listing.passed = self._passed.intersection(names)
         for name in names:
             if name in known or name in listing.passed:

@@ -243,6 +243,10 @@ class LocalRig(ClusterRig):
     def others_uncordon(self, node: NodeId) -> None:
         self._person("uncordon", node)
 
+    def others_drain(self, node: NodeId) -> str:
+        self._person("drain", node)
+        return "other:person"
+
     def others_reboot(self, node: NodeId) -> None:
         self._person("reboot", node)
 

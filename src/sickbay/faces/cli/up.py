@@ -37,7 +37,7 @@ state_option = click.option(
 )  # fmt: skip
 GIVEN = ParameterSource.COMMANDLINE
 REPEATABLE = frozenset(
-    {"detach", "state", "port"}
+    {"detach", "state", "port", "here"}
 )  # asked for again they change nothing: `up --detach` may be repeated
 NEXT = (
     ("top", "the fleet, live"),
@@ -384,6 +384,8 @@ def _in_the_background(wish: "UpOptions", policy: "Policy") -> None:
         time.sleep(0.05)
     remember(record.url, (state / FIRST_TOKEN).read_text().strip())  # it does so a moment later
     click.echo(f"serving on {record.url}, {words_of(policy)}, in the background; 'sickbay down' ends it")
+    if wish.here:
+        click.echo(f"  what it does on this machine and what not: {output}")
     _elsewhere(record.url)
 
 

@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 SHOW := $(PYTHON) -uc 'import sys; [print(" ", line.partition(" (from")[0].strip()) for line in sys.stdin \
 	if line.strip().startswith(("Obtaining", "Collecting", "Building", "Installing", "ERROR"))]'
 
-.PHONY: help up demo test test-fast test-thorough mutate lint bench gpu-test soak soak-agent soak-sim docs pictures clean
+.PHONY: help up demo test test-fast test-thorough mutate lint image bench gpu-test soak soak-agent soak-sim docs pictures clean
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
@@ -56,6 +56,9 @@ lint: $(TOOLS)  ## style, types, layers
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@PYTHONPATH=src $(BIN)/lint-imports
+
+image: $(READY)  ## the container image, as an OCI archive below build/image; needs Debian 12, but no container engine and no root
+	@$(BIN)/python deploy/image/build.py $(ARGS)
 
 bench: $(TOOLS)  ## the figures, as ratios measured side by side
 	@$(BIN)/python -m bench

@@ -92,8 +92,16 @@ class FarMachines(_Willing):
 
 
 class FarChecks(_Willing):
-    def start(self, check: str, nodes: Mapping[NodeId, Incarnation | None], *, level: int, profile: str) -> Accepted:
-        del check, nodes, level, profile
+    def start(
+        self,
+        check: str,
+        nodes: Mapping[NodeId, Incarnation | None],
+        *,
+        level: int,
+        profile: str,
+        storage: tuple[str, ...] = (),
+    ) -> Accepted:
+        del check, nodes, level, profile, storage
         return Accepted()
 
     def look(self, look: str, nodes: tuple[NodeId, ...], *, stacks_of: JobId | None) -> Accepted:

@@ -3,7 +3,7 @@
 Each is imported where it is chosen, so that whoever only opens a store loads no cluster, and the other way round.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache
@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sickbay.engine.execute import Effects, Site
-from sickbay.engine.view import Rules
+from sickbay.engine.view import PoolAbilities, Rules
 from sickbay.knowledge.load import load_tables
 from sickbay.knowledge.yaml_places import unknown
-from sickbay.model.errors import BadInput, StoreError, Transient
-from sickbay.model.fleet import Incarnation, Node, NodeId, cluster_of
+from sickbay.model.errors import BadInput
+from sickbay.model.finding import Finding
 from sickbay.model.notice import LOG, ChannelTraits
 from sickbay.model.noun import Noun
 from sickbay.model.policy import Policy
 from sickbay.policy.load import digest
-from sickbay.ports.breakable import Breakable, Breakage
+from sickbay.ports.breakable import Breakable
 from sickbay.ports.checks import Checks
 from sickbay.ports.cluster import Cluster
 from sickbay.ports.machines import Machines
@@ -63,11 +63,14 @@ class WiredCluster(NamedTuple):
     checks: Checks | None = None  # None: its agents do them
     own_nodes: OwnNodes | None = None  # nodes that are switched on and off here
     mirror: Mirror | None = None
+    # For `sickbay doctor`: what is missing or follows, such as a permission. It reads, and changes nothing.
+    findings: Callable[[], Iterable[Finding]] = tuple
 
 
 class ClusterKind(NamedTuple):
     settings: type[Noun]
-    build: Callable[[ClusterGround], WiredCluster]  # raises BadInput for what cannot be
+    # Raises BadInput for what cannot be. It changes nothing outside of its own directory: `sickbay doctor` builds, too.
+    build: Callable[[ClusterGround], WiredCluster]
     channels: tuple[str, ...] = ()  # the names of the machines that come with it
 
 
@@ -137,11 +140,12 @@ class MachineKind(NamedTuple):
 def machine_kinds() -> dict[str, MachineKind]:
     """What a site may write below 'machines', besides what comes with its clusters."""
     from sickbay.adapters.machines import agents, command
+    from sickbay.adapters.machines.seats import holder_in
 
     return {
         "command": MachineKind(
             command.CommandMachineSettings,
-            lambda settings, ground: command.CommandMachines(settings, _holder_in(ground.store)),
+            lambda settings, ground: command.CommandMachines(settings, holder_in(ground.store)),
         ),
         "agent": MachineKind(
             agents.AgentMachineSettings,
@@ -243,11 +247,43 @@ def _build_local(ground: ClusterGround) -> WiredCluster:
     )
 
 
-OWN_KINDS: Mapping[str, Callable[[], ClusterKind]] = {"local": _local}
+def _here() -> ClusterKind:
+    from sickbay.clusters.local.here.settings import HereSettings
+
+    return ClusterKind(HereSettings, _build_here, channels=("here",))
+
+
+def _build_here(ground: ClusterGround) -> WiredCluster:
+    from sickbay.adapters.machines.agents import AgentMachines
+    from sickbay.clusters.local.here.cluster import HereCluster, HereMachines
+    from sickbay.clusters.local.here.nodes import HereNodes
+    from sickbay.clusters.local.here.settings import furnished, machine_of
+    from sickbay.clusters.local.mirror import LocalMirror
+
+    if ground.select or ground.adopt != "none":
+        raise BadInput("this machine has its own jobs only: leave out 'select' and 'adopt'")
+    machine = machine_of(ground.state, ground.settings)
+    rack = furnished(ground.state, ground.id, ground.pool, machine)
+    cluster = HereCluster(rack.root, machine)
+    reboots = ground.settings.allow_reboot
+    return WiredCluster(
+        cluster=cluster,
+        machines={
+            "here": HereMachines(rack.root, machine),
+            AGENT: AgentMachines(ground.store, ground.posted, reboots=reboots),
+        },
+        wait=cluster.wait,
+        mirror=LocalMirror(rack.root, cluster.id),
+        own_nodes=HereNodes(rack, machine),
+    )
+
+
+OWN_KINDS: Mapping[str, Callable[[], ClusterKind]] = {"local": _local, "here": _here}
 
 
 def fleet_of(clusters: Mapping[str, FleetCluster], ground: FleetGround) -> WiredFleet:
     """Any number of clusters as one fleet. Raises BadInput: a channel is named that is not there."""
+    from sickbay.adapters.breakables import BreakableFleet
     from sickbay.adapters.metrics.rings import RingMetrics
     from sickbay.adapters.notifiers.message import NoticeLinks
 
@@ -261,6 +297,7 @@ def fleet_of(clusters: Mapping[str, FleetCluster], ground: FleetGround) -> Wired
         blind={name: site.blind for name, site in sites.items()},
         checks_first=frozenset(name for name, each in clusters.items() if each.checks_first),
         channels=ground.traits,
+        pools={name: _abilities(site, _machines(clusters[name], ground)) for name, site in sites.items()},
     )
     return WiredFleet(
         hands=Effects(sites=sites, notifiers=ground.notifiers or notifiers_of({}, NoticeLinks())),
@@ -274,25 +311,44 @@ def fleet_of(clusters: Mapping[str, FleetCluster], ground: FleetGround) -> Wired
 
 def _site(each: FleetCluster, ground: FleetGround) -> Site:
     from sickbay.adapters.checks.agents import AgentChecks
+    from sickbay.adapters.machines.pools import PooledMachines
+    from sickbay.adapters.machines.seats import pool_in
+
+    pools = _machines(each, ground)
+    machines = pools["*"] if pools.keys() == {"*"} else PooledMachines(pools, pool_in(ground.store))
+    settle = ground.policy.resume.settle.total_seconds()
+    checks = each.wired.checks or AgentChecks(ground.store, ground.posted, settle=settle)
+    return Site(cluster=each.wired.cluster, machines=machines, checks=checks)
+
+
+def _machines(each: FleetCluster, ground: FleetGround) -> dict[str, Machines]:
+    """By a glob of pools, the last one for all that no other fits. Raises BadInput."""
     from sickbay.adapters.machines.agents import AgentMachines
     from sickbay.adapters.machines.channels import Channels
-    from sickbay.adapters.machines.pools import PooledMachines
 
     agent = AgentMachines(ground.store, ground.posted)
     channels: dict[str, Machines] = {AGENT: agent, **ground.machines, **each.wired.machines}
     named = each.machines or {"*": tuple(dict.fromkeys((*each.wired.machines, AGENT)))}
     chosen = ground.policy.channels
     _refuse_missing(each.wired.cluster.id, named, channels, ground.policy)
-    pools = {
+    return {
         glob: Channels(
             {name: channels[name] for name in names}, {what: one for what, one in chosen.items() if one in names}
         )
-        for glob, names in named.items()
+        for glob, names in {**named, "*": named.get("*", ())}.items()
     }
-    machines = pools["*"] if pools.keys() == {"*"} else PooledMachines(pools, _pool_in(ground.store))
-    settle = ground.policy.resume.settle.total_seconds()
-    checks = each.wired.checks or AgentChecks(ground.store, ground.posted, settle=settle)
-    return Site(cluster=each.wired.cluster, machines=machines, checks=checks)
+
+
+def _abilities(site: Site, pools: Mapping[str, Machines]) -> dict[str, PoolAbilities]:
+    """Of each pool; empty: all are alike."""
+    cluster, checks = site.cluster, site.checks
+    return {
+        glob: PoolAbilities(
+            cluster.capabilities | machines.capabilities | checks.capabilities, cluster.blind | machines.blind
+        )
+        for glob, machines in pools.items()
+        if len(pools) > 1
+    }
 
 
 def _refuse_missing(
@@ -309,40 +365,3 @@ def _refuse_missing(
                 f"policy {policy.name}: channels: {remedy} is to go to {name!r}, which cluster {cluster} does not "
                 f"have; it has {known}"
             )
-
-
-def _node_in(store: Store, node: NodeId) -> Node | None:
-    try:
-        row = store.load([key := f"node:{node}"])[key].row
-    except StoreError as error:
-        raise Transient(str(error)) from None
-    return row if isinstance(row, Node) else None
-
-
-def _pool_in(store: Store) -> Callable[[NodeId], str]:
-    def pool(node: NodeId) -> str:
-        row = _node_in(store, node)
-        return row.pool if row is not None else ""
-
-    return pool
-
-
-def _holder_in(store: Store) -> Callable[[NodeId], Incarnation | None]:
-    def holder(node: NodeId) -> Incarnation | None:
-        row = _node_in(store, node)
-        return row.incarnation if row is not None else None
-
-    return holder
-
-
-class BreakableFleet:
-    """Fault injection, by the cluster of the node."""
-
-    def __init__(self, clusters: Mapping[str, Breakable]) -> None:
-        self._clusters = clusters
-
-    def inject(self, node: NodeId, breakage: Breakage) -> str:
-        found = self._clusters.get(cluster_of(node))
-        if found is None:
-            raise BadInput(f"{node} is real hardware, which nothing here breaks; try {', '.join(self._clusters)}")
-        return found.inject(node, breakage)

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.support.cut_call import JOB, SPEC
-from tests.support.local_cluster_rig import IDLE_AGENT, LocalRig
+from tests.support.local_cluster_rig import LocalRig
 
 from sickbay.clusters.local.cluster import LocalCluster
 from sickbay.clusters.local.files import BOOT_MARK
@@ -28,8 +28,7 @@ MOST = 60  # effects of one call
 
 
 @pytest.fixture
-def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalRig]:
-    monkeypatch.setenv("SICKBAY_AGENT_COMMAND", IDLE_AGENT)
+def rig(tmp_path: Path) -> Iterator[LocalRig]:
     rig = LocalRig(tmp_path, nodes=2)
     yield rig
     rig.close()

@@ -28,12 +28,15 @@ class Pair:
     def __init__(self, root: Path, url: str) -> None:
         self.room = root / "room"
         install(root / "site")
+        path = (root / "site", ROOT)
         settings = f"room: {self.room}, nodes: 2, gpus: 1, boot_takes: 1.0"
         config = "store: '{url}'\nclusters:\n  c: {{kind: shared, settings: {{{settings}, powers: {powers}}}}}\n"
-        self.leads = Controlled(root / "one", config.format(url=url, settings=settings, powers="false"), nodes=2)
-        self.other = Controlled(root / "two", config.format(url=url, settings=settings, powers="true"), nodes=2)
-        for rig in (self.leads, self.other):
-            rig.path = (root / "site", ROOT)
+        self.leads = Controlled(
+            root / "one", config.format(url=url, settings=settings, powers="false"), nodes=2, path=path
+        )
+        self.other = Controlled(
+            root / "two", config.format(url=url, settings=settings, powers="true"), nodes=2, path=path
+        )
 
     def asked(self) -> list[Asked]:
         lines = [line.split() for line in (self.room / "asked").read_text().splitlines()]

@@ -13,15 +13,17 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.support.agent_rig import TOKEN, FrontDoor
 from tests.support.waiting import until
 
 from sickbay.agent.rank_stacks import collect_stacks
 from sickbay.agent.ranks.directory import NodeFile, RankFile, open_to_all, read_rank, runner_of, running
 from sickbay.agent.ranks.output import read_output
 from sickbay.agent.ranks.processes import in_our_numbers
-from sickbay.agent.ranks.watch import RankWatch
-from sickbay.model.facts import RankEnded, Stepped
-from sickbay.model.fleet import NodeId
+from sickbay.clusters.local.files import LocalSeat
+from sickbay.model.facts import Hung, Looked, RankEnded, Stepped
+from sickbay.model.fleet import Incarnation, JobId, NodeId
+from sickbay.model.protocol import RunLook, RunSave
 from sickbay.train.errors import RESTARTED_IN_PLACE
 
 pytestmark = pytest.mark.slow
@@ -30,12 +32,11 @@ NODE, BOOT = NodeId("train/n1"), "boot-1"
 
 
 class Host:
-    """A machine's /run/sickbay, with an agent's watch over it."""
+    """A machine's /run/sickbay."""
 
     def __init__(self, base: Path) -> None:
         self.base = base
         open_to_all(base, NodeFile(node=NODE, cluster="train", boot_id=BOOT))
-        self.watch = RankWatch(base, NODE, BOOT)
         self.started: list[subprocess.Popen[bytes]] = []
 
     def start(self, *words: str, options: tuple[str, ...] = ("--job", "j", "--attempt", "1"), **more: Any) -> Any:
@@ -128,6 +129,19 @@ def test_a_signal_reaches_the_command_and_one_that_asks_it_to_end_makes_its_exit
     assert host.file().stopped is (number is not signal.SIGUSR1)
 
 
+def test_a_signal_that_was_ignored_before_is_ignored_by_the_command_too(host: Host) -> None:
+    script = "import signal, sys\nprint(signal.getsignal(signal.SIGHUP) is signal.SIG_IGN, flush=True)\nsignal.pause()"
+    process = host.start(sys.executable, "-c", script, preexec_fn=ignoring_hangups)
+    assert process.stdout.readline() == b"True\n"
+    process.send_signal(signal.SIGHUP)
+    process.terminate()
+    assert process.wait(60) == 128 + signal.SIGTERM
+
+
+def ignoring_hangups() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+
 @pytest.mark.parametrize("how", ["kill -9 of whoever runs it", "its own end"])
 def test_nothing_of_a_rank_outlives_whoever_runs_it_or_its_own_end(host: Host, how: str) -> None:
     held = "import time; time.sleep(1000)"
@@ -144,25 +158,54 @@ def test_nothing_of_a_rank_outlives_whoever_runs_it_or_its_own_end(host: Host, h
     assert process.returncode == (-9 if how.startswith("kill") else 3)
 
 
-def test_the_agent_sees_steps_stacks_and_the_death_of_whoever_runs_a_rank(host: Host) -> None:
+@pytest.fixture
+def door(host: Host, tmp_path: Path) -> Iterator[FrontDoor]:
+    """A controller's front door, and a real agent that reports to it and watches this machine's /run/sickbay."""
+    front = FrontDoor()
+    front.open()
+    (tmp_path / "boot").write_text(BOOT)
+    (tmp_path / "log").touch()
+    settings = {
+        "url": f"http://127.0.0.1:{front.port}", "node": NODE, "instance_id": "i-1", "state": tmp_path / "agent",
+        "boot_id_file": tmp_path / "boot", "sources": tmp_path / "log", "gpus": 0, "metrics": "off", "token": TOKEN,
+        "ranks": host.base,
+    }  # fmt: skip
+    words = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+    env = {name: value for name, value in os.environ.items() if not name.startswith("SICKBAY_")}
+    with (tmp_path / "agent.log").open("wb") as log:
+        agent = subprocess.Popen([sys.executable, "-m", "sickbay", "agent", *words], env=env, stderr=log)
+    host.started.append(agent)
+    until(lambda: front.polls)
+    yield front
+    agent.terminate()
+    agent.wait(30)
+    front.shut()
+
+
+def test_a_real_agent_tells_steps_a_hang_its_stacks_and_the_end_of_a_rank(host: Host, door: FrontDoor) -> None:
     script = (
         "from sickbay import train\nimport time\n"
-        "print('begins', flush=True)\n"
         "train.heartbeat(41, loss=0.5)\n"
         "def waits_for_nobody():\n    print('hangs', flush=True)\n    time.sleep(1000)\n"
         "waits_for_nobody()\n"
     )
-    process = host.start(sys.executable, "-c", script)
-    assert process.stdout.readline() == b"begins\n"
-    assert process.stdout.readline() == b"hangs\n"
-    (stepped,) = [one.news for one in host.watch.look(time.monotonic()) if isinstance(one.news, Stepped)]
-    assert (stepped.job, stepped.attempt, stepped.step, stepped.loss) == ("j", 1, 41, 0.5)
-    (found,) = running(host.base, BOOT)
-    assert collect_stacks([in_our_numbers(found)], time.monotonic() + 5).startswith("rank 0: sleeping")
+    options = ("--job", "j", "--attempt", "1", "--stall-after", "1s")
+    process = host.start(sys.executable, "-c", script, options=options)
+    (stepped,) = until(lambda: door.news(Stepped))
+    assert (stepped.job, stepped.attempt, stepped.step) == ("j", 1, 41)
+    (hung,) = until(lambda: door.news(Hung))[:1]
+    assert hung.because == f"rank 0 on {NODE}: no step after 41 for 1 s"
+    me = LocalSeat(name="n1", cluster="train", pool="p", gpus=0, instance_id="i-1", boot_id=BOOT)
+    me_too = Incarnation(instance_id="i-1", boot_id=BOOT)
+    door.command(me, RunLook(look="l", stacks_of=JobId("j")), expect=me_too)
+    (looked,) = until(lambda: door.news(Looked))
+    assert "waits_for_nobody" in looked.text
+    door.command(me, RunSave(save="s", job=JobId("j"), attempt=1), "c2", expect=me_too)
+    until((host.run_dir() / "save.asked").exists)
     process.kill()
-    process.wait()
-    (ended,) = [one.news for one in host.watch.look(time.monotonic()) if isinstance(one.news, RankEnded)]
-    assert (ended.exit_code, ended.stopped, ended.tail) == (None, False, "begins\nhangs\n")
+    (ended,) = until(lambda: door.news(RankEnded))
+    assert (ended.job, ended.attempt, ended.rank, ended.node) == ("j", 1, 0, NODE)
+    assert (ended.exit_code, ended.stopped, ended.tail) == (None, False, "hangs\n")
     assert ended.why == "whoever ran it was killed, and it with him"
 
 
@@ -252,7 +295,8 @@ def test_a_rank_in_a_pid_namespace_of_its_own_is_found_by_whoever_looks_from_out
         pytest.skip("no pid namespace can be made here")
     env = {name: value for name, value in os.environ.items() if not name.startswith("SICKBAY_")}
     env |= {"SICKBAY_RANKS": str(host.base)}
-    script = "import signal; signal.signal(signal.SIGUSR1, lambda *_: None); print('in', flush=True); signal.pause()"
+    script = "import signal; some = {signal.SIGUSR1}; signal.pthread_sigmask(signal.SIG_BLOCK, some); "
+    script += "print('in', flush=True); signal.sigwait(some)"
     words = [*space, sys.executable, "-m", "sickbay", "run", "--job", "j", "--attempt", "1", "--", sys.executable, "-c"]
     process = subprocess.Popen([*words, script], env=env, stdout=subprocess.PIPE)
     host.started.append(process)

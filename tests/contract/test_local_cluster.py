@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from msgspec.structs import replace
-from tests.support.local_cluster_rig import IDLE_AGENT, LocalRig
+from tests.support.local_cluster_rig import LocalRig
 
 from sickbay.clusters.local.cluster import LocalCluster
 from sickbay.clusters.local.devices import Hardware
@@ -32,20 +32,19 @@ JOB = JobId("train")
 
 
 @pytest.fixture
-def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalRig]:
-    monkeypatch.setenv("SICKBAY_AGENT_COMMAND", IDLE_AGENT)
+def rig(tmp_path: Path) -> Iterator[LocalRig]:
     rig = LocalRig(tmp_path, nodes=2)
     yield rig
     rig.close()
 
 
 class TestLocalCluster(ClusterContract):
-    """On real processes."""
+    """On real processes, with real agents and a small controller's front door."""
 
-    @pytest.fixture
-    def rig(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalRig]:
-        monkeypatch.setenv("SICKBAY_AGENT_COMMAND", IDLE_AGENT)
-        rig = LocalRig(tmp_path, nodes=4)
+    @pytest.fixture(scope="class")
+    @classmethod
+    def shared_rig(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRig]:
+        rig = LocalRig(tmp_path_factory.mktemp("local"), agents=True)
         yield rig
         rig.close()
 

@@ -2,7 +2,9 @@
 
 import json
 import signal
+import socket
 import sqlite3
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,16 +19,35 @@ from sickbay.wiring import open_store
 
 pytestmark = pytest.mark.slow
 
+# In pool a/gpu reboots are a program's business; it has the local cluster do them, and writes down that it was asked.
 TWO = """\
+machines:
+  bmc: {{kind: command, reboot: [{power}, "{{node}}", "{{instance_id}}", "{{key}}"]}}
 clusters:
-  a: {kind: local, pool: gpu, settings: {nodes: 2, gpus: 1}}
-  b: {kind: local, pool: gpu, settings: {nodes: 2, gpus: 1}}
+  a: {{kind: local, pool: gpu, settings: {{nodes: 2, gpus: 1}}, machines: {{gpu: [bmc, agent], "*": [local, agent]}}}}
+  b: {{kind: local, pool: gpu, settings: {{nodes: 2, gpus: 1}}}}
+"""
+POWER = f"""\
+#!{sys.executable}
+import sys
+from pathlib import Path
+from sickbay.clusters.local.machines import LocalMachines
+from sickbay.model.fleet import Incarnation
+here = Path(__file__).parent
+with (here / "asked").open("a") as log:
+    log.write(" ".join(sys.argv[1:]) + "\\n")
+node, instance, key = sys.argv[1:]
+LocalMachines(here / "state" / "clusters" / "a").reboot(node, key=key, expect=Incarnation(instance_id=instance))
 """
 
 
 @pytest.fixture(scope="module")
 def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Controlled]:
-    with controlled(tmp_path_factory.mktemp("two"), TWO, nodes=4) as made:
+    root = tmp_path_factory.mktemp("two")
+    power = root / "power"
+    power.write_text(POWER)
+    power.chmod(0o755)
+    with controlled(root, TWO.format(power=power), nodes=4) as made:
         yield made
 
 
@@ -45,6 +66,16 @@ def test_two_clusters_that_share_a_pools_name_are_two(rig: Controlled) -> None:
     rig.phase("a/node-0", "RELEASED")
 
 
+def test_a_pools_own_program_reboots_its_node_once(rig: Controlled) -> None:
+    before = rig.get("/v1/nodes/a/node-1")
+    rig.post("/v1/nodes/a/node-1/inject", xid=79)
+    rig.phase("a/node-1", "RELEASED")
+    after = rig.get("/v1/nodes/a/node-1")
+    assert after["boot_id"] != before["boot_id"]
+    asked = (rig.file.parent / "asked").read_text().splitlines()
+    assert [line.split()[:2] for line in asked] == [["a/node-1", before["instance_id"]]]
+
+
 def test_names_say_which_cluster_where_one_name_is_two_nodes(rig: Controlled) -> None:
     def refused(*words: str) -> str:
         done = rig.types(*words)
@@ -57,6 +88,7 @@ def test_names_say_which_cluster_where_one_name_is_two_nodes(rig: Controlled) ->
     assert "3 nodes are asked for, but pool b/gpu has 2" in refused(*large)
     done = rig.types("submit", "--name", "one", "--nodes", "1", "--cluster", "b", "--json", "--wait", "--", "true")
     assert json.loads(done.stdout)["pool"] == "b/gpu", done
+    rig.submit("true", name="theirs", nodes=1, cluster="a")
     listed = rig.types("jobs").stdout
     assert "a/gpu" in listed
     assert "b/gpu" in listed
@@ -93,13 +125,17 @@ def in_force(rig: Controlled) -> str:
         store.close()
 
 
-def test_a_termination_leaves_jobs_running_and_the_next_one_goes_on(rig: Controlled) -> None:
+def test_a_termination_leaves_jobs_running_and_the_next_one_goes_on(rig: Controlled, tmp_path: Path) -> None:
     job = rig.train(200, cluster="b", name="long")
     rig.reaches(job, 2)
-    rig.types("token", "create", "ann", "--role", "viewer")
     assert rig.ended_by(signal.SIGTERM) == 0
     assert rig.said()[-1] == "the controller ends; nodes and jobs go on"
-    rig.up()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.settimeout(60)
+        rig.env["NOTIFY_SOCKET"] = str(tmp_path / "notify")
+        rig.up()
+        assert systemd.recv(200).startswith(b"READY=1")
     assert rig.ends(job)["restarts"] == 0
     assert "found the nodes that were running" in rig.said()
 

@@ -6,8 +6,9 @@ import pytest
 from msgspec.structs import replace
 from tests.support.wards import HOUR, MINUTE, OpenWard, Ward, cluster_without, policy_of, policy_with, warm_and_cold
 
+from sickbay.faces.explain import explain
 from sickbay.model.checkup import Verdict
-from sickbay.model.facts import Checked, Fact, Observed, Ordered, RankEnded, Wrote
+from sickbay.model.facts import Checked, Fact, Observed, Ordered, RankEnded, RankWaits, Wrote
 from sickbay.model.fleet import Capability, Incarnation, JobId, NodeId
 from sickbay.model.incident import Phase
 from sickbay.model.intent import Drain, Intent
@@ -388,6 +389,8 @@ def test_the_clusters_own_word_of_an_end_stays_and_a_rank_that_was_stopped_says_
     job = hall.training(steps=2000, nodes=2)
     here, there = hall.starts(job)[0][1]
     tells_end(hall, job, here, 143, rank=0, stopped=True, tail=OOM)
+    hall.run(10)
+    assert hall.job(job).heard is None
     tells_end(hall, job, there, 99, rank=1, tail="what the agent read")
     hall.until(lambda: hall.job(job).heard is not None, MINUTE)
     assert hall.job(job).heard.exit_codes == {there: 99}
@@ -408,3 +411,15 @@ def test_an_agent_says_nothing_of_ranks_on_other_nodes_and_its_word_ends_no_job(
     hall.until(lambda: hall.job(job).heard is not None, MINUTE)
     hall.run(MINUTE)
     assert (hall.job(job).state, list(hall.job(job).heard.exit_codes)) == (JobState.RUNNING, [nodes[0]])
+
+
+def test_a_launcher_that_waits_too_short_is_a_line_of_explain() -> None:
+    hall = Ward(nodes=3)
+    job = hall.training(steps=10**5, nodes=2)
+    node = hall.starts(job)[0][1][0]
+    short = RankWaits(job=job, attempt=1, seconds=600.0, node=node)
+    hall.world.agents.say(hall.world.seat(node), short, "waits")
+    hall.until(lambda: hall.job(job).waits is not None, MINUTE)
+    waits_for = explain(hall.sim.store, job).waits_for
+    assert waits_for is not None
+    assert [note for note in waits_for.notes if "waits 600 s for the other nodes" in note]

@@ -579,9 +579,11 @@ def test_the_gate_of_several_nodes_is_meant_for_their_present_incarnations(ward:
     asked: list[dict[NodeId, Incarnation | None]] = []
     start = w.world.examinations.check
 
-    def noted(check: str, nodes: Mapping[NodeId, Incarnation | None], *, level: int) -> None:
+    def noted(
+        check: str, nodes: Mapping[NodeId, Incarnation | None], *, level: int, storage: tuple[str, ...] = ()
+    ) -> None:
         asked.append(dict(nodes))
-        start(check, nodes, level=level)
+        start(check, nodes, level=level, storage=storage)
 
     w.world.examinations.check = noted  # type: ignore[method-assign]
     w.running(nodes=2, precheck=2)

@@ -6,9 +6,10 @@ from datetime import timedelta
 from msgspec.structs import replace
 from tests.support.wards import OpenWard, Ward
 
+from sickbay.engine.view import PoolAbilities
 from sickbay.model.clock import Deadline
 from sickbay.model.fault import Remedy
-from sickbay.model.fleet import InForce, NodeId
+from sickbay.model.fleet import Capability, InForce, NodeId
 from sickbay.model.incident import Phase
 from sickbay.model.intent import Intent
 from sickbay.model.policy import Policy
@@ -56,3 +57,16 @@ def test_a_repair_that_runs_keeps_its_deadline_and_the_next_one_goes_by_the_new_
     w.sick(later, "xid.79", Remedy.REPLACE)
     w.rests()
     assert set(w.rungs(later)) == {"replace"}
+
+
+def test_a_rung_that_a_nodes_own_pool_cannot_do_is_skipped(ward: OpenWard) -> None:
+    w = ward()
+    rules, sick = w.sim.rules, w.nodes[0]
+    can, blind = rules.can["sim"], rules.blind["sim"]
+    pools = {"elsewhere": PoolAbilities(can, blind), "*": PoolAbilities(can - {Capability.REBOOT}, blind)}
+    for host in w.sim.hosts:
+        host.take(dataclasses.replace(rules, pools={"sim": pools}))
+    w.sick(sick, "xid.79", Remedy.REPLACE)
+    w.rests()
+    assert w.rungs(sick) == ["replace"]
+    assert w.sent("reboot") == []

@@ -15,15 +15,20 @@ from tests.support.up_rig import QUICK, Sickbay
 
 
 class Controlled(Sickbay):
-    """One state directory, and the controller on it. `config`: the file's text without `listen`, `state`, `policy`."""
+    """One state directory, and the controller on it.
 
-    def __init__(self, root: Path, config: str, *, nodes: int) -> None:
+    `config`: the file's text without `listen`, `state` and `policy`; `path`: of packages that it may import.
+    """
+
+    def __init__(self, root: Path, config: str, *, nodes: int, path: tuple[Path, ...] = ()) -> None:
         super().__init__(root / "state", nodes=nodes)
         self.file = root / "controller.yaml"
         self.config = config
         self.policy = root / "quick.yaml"
         self.policy.write_text(QUICK)
-        self.path: tuple[Path, ...] = ()  # of packages that it may import
+        found = os.pathsep.join([*map(str, path), *filter(None, [os.environ.get("PYTHONPATH", "")])])
+        self.env = {name: value for name, value in os.environ.items() if not name.startswith("SICKBAY_")}
+        self.env |= {"XDG_CONFIG_HOME": str(self.state / "config"), "PYTHONPATH": found}
 
     def write(self, *more: str, policy: str = "", port: int | None = None) -> None:
         port = self._port if port is None else port
@@ -59,18 +64,6 @@ class Controlled(Sickbay):
 
     def words(self, *more: str) -> list[str]:
         return [sys.executable, "-m", "sickbay", "controller", "--config", str(self.file), *more]
-
-    @property
-    def env(self) -> dict[str, str]:
-        if not hasattr(self, "_env"):
-            path = os.pathsep.join([*map(str, self.path), *filter(None, [os.environ.get("PYTHONPATH", "")])])
-            own = {"XDG_CONFIG_HOME": str(self.state / "config"), "PYTHONPATH": path}
-            self._env = {name: value for name, value in os.environ.items() if not name.startswith("SICKBAY_")} | own
-        return self._env
-
-    @env.setter
-    def env(self, environment: dict[str, str]) -> None:
-        self._env = environment
 
     def types(self, *words: str) -> subprocess.CompletedProcess[str]:
         """A command of a person beside it."""

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import psutil
@@ -32,6 +32,9 @@ SAMPLE = (sys.executable, "-m", "sickbay.train.sample")
 
 class NotNowError(AssertionError):
     """What was asked does not fit the present state."""
+
+
+Rig = TypeVar("Rig", bound="Sickbay")
 
 
 class Sickbay:
@@ -57,8 +60,8 @@ class Sickbay:
     def up(self, *more: str) -> None:
         port = str(self._port)
         command = [sys.executable, "-m", "sickbay", "up", "--state", str(self.state), "--port", port]
-        command += ["--nodes", str(self.nodes_wanted), "--gpus", str(self.gpus), "--policy", str(self._policy), *more]
-        env = {**os.environ, "XDG_CONFIG_HOME": str(self.state / "config")}
+        command += [*self.words(), *more]
+        env = self.environment()
         record = self.state / "controller.json"
         with (self.state / "up.out").open("ab") as out:
             self._controller = subprocess.Popen(
@@ -78,6 +81,12 @@ class Sickbay:
             headers={"Authorization": f"Bearer {token}"},
             timeout=30,
         )
+
+    def words(self) -> list[str]:
+        return ["--nodes", str(self.nodes_wanted), "--gpus", str(self.gpus), "--policy", str(self._policy)]
+
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, "XDG_CONFIG_HOME": str(self.state / "config")}
 
     def _serves(self, record: Path) -> bool:
         assert self._controller is not None
@@ -242,7 +251,10 @@ class Sickbay:
 
 def running(state: Path, **how: Any) -> Iterator[Sickbay]:
     """Up and ready; afterwards down, and nothing may be left."""
-    rig = Sickbay(state, **how)
+    yield from running_rig(Sickbay(state, **how))
+
+
+def running_rig(rig: Rig) -> Iterator[Rig]:
     try:
         rig.up()
         rig.ready()

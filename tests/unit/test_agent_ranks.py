@@ -16,7 +16,7 @@ from sickbay.agent.ranks.endings import RUNNER_KILLED
 from sickbay.agent.ranks.retention import tidy
 from sickbay.agent.ranks.watch import RankWatch
 from sickbay.clusters.local.files import write
-from sickbay.model.facts import Checkpointed, Hung, Observed, RankEnded, RuleOff, Stepped
+from sickbay.model.facts import Checkpointed, Hung, Observed, RankEnded, RankWaits, RuleOff, Stepped
 from sickbay.model.fleet import JobId, NodeId
 from sickbay.model.job import LogRule
 from sickbay.model.protocol import ItemNews
@@ -474,3 +474,12 @@ def test_old_ranks_lose_their_output_and_older_ones_their_place_and_nobody_else_
     assert there == {
         "j.1.0": whole, "j.1.1": ["rank.json"], "j.1.2": ["the user's own"], "j.1.9": ["alive", *whole],
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(("seconds", "told"), [(600.0, [600.0]), (1800.0, []), (None, [])])
+def test_a_launcher_that_gives_the_others_up_sooner_than_a_repair_takes_is_told_once(
+    room: Room, seconds: float | None, told: list[float]
+) -> None:
+    room.ranks(rank(0, rendezvous=seconds), rank(1, rendezvous=seconds))
+    said = [*room.said(1.0), *room.said(2.0)]
+    assert [news.seconds for news in said if isinstance(news, RankWaits)] == told

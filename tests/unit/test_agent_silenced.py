@@ -437,6 +437,8 @@ WRONG = {
     "each once": {"order": "reset", "key": "k", "devices": [1, 1]},
     "level: 10": {"order": "check", "check": "k", "level": 10},
     "level: -1": {"order": "check", "check": "k", "level": -1},
+    "storage: it must": {"order": "check", "check": "k", "level": 0, "storage": ["fsx"]},
+    "at most 16 absolute paths": {"order": "check", "check": "k", "level": 0, "storage": ["/a"] * 17},
     "check: it has 2001": {"order": "check", "check": LONG, "level": 1},
     "profile: it has 2001": {"order": "check", "check": "k", "level": 1, "profile": LONG},
     "reason: it has 2001": {"order": "reboot", "key": "k", "reason": LONG},

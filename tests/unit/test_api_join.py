@@ -13,6 +13,7 @@ from tests.support.waiting import until
 from sickbay.faces.api import credentials, join
 from sickbay.hosts import joining
 from sickbay.model.errors import BadInput
+from sickbay.model.facts import TokenIssued
 from sickbay.model.fleet import Node, NodeId, Token
 from sickbay.model.protocol import PROTO
 
@@ -74,24 +75,31 @@ def test_of_an_answer_that_was_lost_no_token_lives_on(calls: Clinic) -> None:
     assert report(calls, second, "lost", "i-new").status_code == 200
 
 
-def test_of_two_machines_that_ask_at_once_one_gets_the_name(calls: Clinic) -> None:
+def test_of_machines_that_ask_at_once_one_gets_the_name(calls: Clinic) -> None:
+    """All of them before the engine has learned of any."""
     answers: dict[str, httpx.Response] = {}
-    start = threading.Barrier(6)
+
+    def stored() -> list[str]:
+        issued = (fact.news for fact in calls.ward.sim.store.facts(0, limit=100_000))
+        return [one.instance_id for one in issued if isinstance(one, TokenIssued) and one.node == "sim/twins"]
 
     def go(instance: str) -> None:
-        start.wait()
         answers[instance] = ask(calls, "twins", instance)
 
-    threads = [threading.Thread(target=go, args=(f"i-{n}",)) for n in range(6)]
+    threads = [threading.Thread(target=go, args=(f"i-{n}",)) for n in range(4)]
+    calls.ward.asleep = True
     for thread in threads:
         thread.start()
+    until(lambda: len(stored()) == len(threads))
+    calls.ward.asleep = False
     for thread in threads:
         thread.join()
     won = [instance for instance, answer in answers.items() if answer.status_code == 200]
-    assert len(won) == 1
-    assert {a.status_code for a in answers.values()} <= {200, 409}
+    assert won == stored()[:1]
+    assert sorted(answer.status_code for answer in answers.values()) == [200, 409, 409, 409]
     assert all(f"taken by {won[0]}" in a.json()["error"] for a in answers.values() if a.status_code == 409)
     assert report(calls, answers[won[0]].json()["token"], "twins", won[0]).status_code == 200
+    assert len(tokens_of(calls, "twins")) == 1
 
 
 def test_a_stolen_join_token_takes_no_name_from_an_agent_that_lives(calls: Clinic) -> None:

@@ -62,7 +62,8 @@ def test_a_rank_sees_who_it_is_and_no_secret(tmp_path: Path) -> None:
             "PET_RDZV_ID": "j.1", "PET_RDZV_CONF": CONF, "PET_NNODES": "4", "PET_NODE_RANK": "3",
             "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": "23456", "PET_LOCAL_ADDR": "127.0.0.1",
         }  # fmt: skip
-        launch = {"RANK", "LOCAL_RANK", "NODE_RANK", "CUDA_VISIBLE_DEVICES", *env, *torchrun}
+        gpus = {"CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES"}
+        launch = {"RANK", "LOCAL_RANK", "NODE_RANK", *gpus, *env, *torchrun}
         assert {name for name in seen.keys() - base - launch if not name.startswith("SICKBAY_")} <= {
             "PWD",
             "SHLVL",

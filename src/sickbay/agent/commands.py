@@ -50,7 +50,7 @@ DEADLINES: dict[type, float] = {
     RunInject: 10.0,
 }
 SAID_WITHIN = 5.0  # seconds that an act waits for its own announcement to leave the machine
-LEVEL_DEADLINES = {1: 120.0, 2: 600.0, 3: 1800.0}
+LEVEL_DEADLINES = {0: 120.0, 1: 120.0, 2: 600.0, 3: 1800.0}
 
 
 class Refuse(Exception):  # noqa: N818 - an answer, not a mistake

@@ -118,10 +118,10 @@ class NodeJoiner:
         said, url = own_words(answer.body), self._where.url
         match answer.status:
             case 401 if said:
-                another = f"sickbay token create NAME --role join --cluster {self._me.cluster}"
+                why = said.partition(":")[0]
                 return NotJoined(
-                    f"the controller does not accept the join token in {self._where.token_file} ({said}): an admin "
-                    f"makes another with: {another}"
+                    f"the controller does not accept the join token in {self._where.token_file} ({why}): an admin makes "
+                    f"another with: sickbay token create NAME --role join --cluster {self._me.cluster}"
                 )
             case 400 | 403 | 409 if said:
                 return NotJoined(f"cannot join as {self._node}: {said}")

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from sickbay.agent.plain import plain
+from sickbay.model.checkup import STORAGE_MOST
 from sickbay.model.noun import Noun
 from sickbay.model.protocol import (
     Command,
@@ -112,6 +113,10 @@ def _is_name(text: str) -> bool:
     return 0 < len(text) <= ID and text == plain(text)
 
 
+def _is_path(text: str) -> bool:
+    return text.startswith("/") and len(text) <= WORDS and "\0" not in text
+
+
 def within(name: str, value: float) -> float:
     """The nearest value that is allowed; the least for what is no number at all."""
     least, most = SECONDS[name]
@@ -130,6 +135,8 @@ def wrong(command: Command) -> str:
             return f"devices: {devices} are no GPUs: an index is 0 to {DEVICE}"
         case RunCheck(level=level) if not 0 <= level <= LEVEL:
             return f"level: {level} is none: it must be 0 to {LEVEL}"
+        case RunCheck(storage=paths) if len(paths) > STORAGE_MOST or not all(map(_is_path, paths)):
+            return f"storage: it must be at most {STORAGE_MOST} absolute paths"
     for name, text in _texts(order).items():
         if len(text) > WORDS:
             return f"{name}: it has {len(text)} characters, and {WORDS} is the most"

@@ -13,7 +13,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from sickbay.agent.checks import Exercise, examine
+from sickbay.agent.checks import Exercise
+from sickbay.agent.checks.storage import StorageLook, carried_out
 from sickbay.agent.commands import CarriedOut, Carry, Refuse
 from sickbay.agent.drill import Drills
 from sickbay.agent.limits import within
@@ -21,7 +22,7 @@ from sickbay.agent.nvml.pci import Address, address
 from sickbay.agent.ranks.asking import ask_to_save, stacks_of
 from sickbay.agent.settings import RESET, AgentSettings
 from sickbay.agent.watermark import Watermarks
-from sickbay.model.facts import Checked, Looked, Observed, ResetDone
+from sickbay.model.facts import Looked, Observed, ResetDone
 from sickbay.model.fleet import Incarnation, NodeId
 from sickbay.model.protocol import (
     AnyOrder,
@@ -77,6 +78,7 @@ class NodeOrders:
     def __init__(self, hands: NodeTools, senses: Watermarks) -> None:
         self._hands = hands
         self._senses = senses
+        self._storage = StorageLook(hands.settings.host_root)
 
     @property
     def carry(self) -> dict[type, Carry]:
@@ -112,13 +114,7 @@ class NodeOrders:
         assert isinstance(order, RunCheck)
         self._allowed("check")
         with self._senses.provoked_by(order.check):
-            verdict, because, tests = examine(self._hands.tests(), order.level, until, order.profile)
-        return [
-            Checked(
-                check=order.check, node=self._hands.node, verdict=verdict, incarnation=self._hands.me,
-                level=order.level, because=because, tests=tests,
-            )
-        ]  # fmt: skip
+            return [carried_out(order, self._hands.tests(), until, self._storage, self._hands.node, self._hands.me)]
 
     # --- reset
     def _reset(self, order: AnyOrder, until: float) -> Sequence[ItemNews]:

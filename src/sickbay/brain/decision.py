@@ -10,7 +10,7 @@ from sickbay.model.fault import Fault, Remedy
 from sickbay.model.fleet import Incarnation, JobId, NodeId
 from sickbay.model.incident import Doubt, IncidentKind, OperatorRequest, Phase, Proven, Try, Wait
 from sickbay.model.intent import AnyAct, Notify
-from sickbay.model.job import Call, End, Interruption, RankState, Work
+from sickbay.model.job import Call, End, Interruption, RankState, StorageTrouble, Work
 from sickbay.model.order import OrderVerdict
 
 
@@ -79,6 +79,7 @@ class JobChanges(TypedDict, total=False):
     restarts: tuple[float, ...]
     interruptions: tuple[Interruption, ...]
     gates: int
+    storage_trouble: StorageTrouble | None
     resumed_from: int | None
     work: Work | None
     listens: bool

@@ -1,5 +1,6 @@
 """A job before its attempt runs: QUEUED until it has nodes, GATING until all of them passed and it started."""
 
+from collections.abc import Mapping
 from datetime import timedelta
 
 from msgspec.structs import replace
@@ -7,17 +8,21 @@ from msgspec.structs import replace
 from sickbay.brain.decision import Change, Do, JobChanges, JobDecision, Move, Need, ReadFirst, Stay
 from sickbay.brain.job_input import AVOIDED, JobInput, Placement, listing, tell
 from sickbay.brain.place import NoPlace, place, to_avoid
+from sickbay.brain.storage import in_words, without_storage
 from sickbay.model.checkup import Verdict
 from sickbay.model.clock import INGEST, Deadline
 from sickbay.model.fleet import Capability, NodeId
 from sickbay.model.incident import Wait
 from sickbay.model.intent import Intent, IntentState, RerunJob, StartJob, StopJob, Verify
-from sickbay.model.job import Job
+from sickbay.model.job import Job, StorageTrouble
 from sickbay.model.policy import Examine, Policy, Trigger
 
 # The most that a check of each level may take (HyperPod's manual: 45 to 90 minutes for level 4).
 CHECKS_TAKE = {1: timedelta(minutes=5), 2: timedelta(minutes=15), 3: timedelta(hours=1), 4: timedelta(hours=2)}
 THEIR_QUEUE = timedelta(days=365)  # a cluster that chooses nodes has a queue of its own, which is no failure to start
+STORAGE_TAKES = timedelta(minutes=5)
+STORAGE_AGAIN = timedelta(seconds=15)  # until nodes are tried again where none could use a job's storage; doubled
+STORAGE_LATEST = timedelta(minutes=15)  # each time, up to this
 REFUSED = timedelta(seconds=30)  # a refused start is tried again when newer reads may have told why
 
 
@@ -34,6 +39,9 @@ def queued(s: JobInput, policy: Policy) -> JobDecision:
         return Move("stopped", over_time(job), {"diagnosis": over_time(job)})
     if s.passed(job.place_until):
         return _lapsed(job)
+    trouble = job.storage_trouble
+    if trouble is not None and not s.passed(trouble.again):
+        return Stay(Wait(because=trouble.because, until=trouble.again, then="nodes are tried again"))
     if Capability.PLACE not in s.can:
         avoid = to_avoid(s)
         if isinstance(avoid, ReadFirst):
@@ -56,10 +64,15 @@ def queued(s: JobInput, policy: Policy) -> JobDecision:
         return waits
     gate = gate_of(job, policy)
     also: JobChanges = {"claim": placed, "deadline": None}
+    if job.spec.storage and Capability.CHECK not in s.can:
+        return give_up(s, policy, f"nobody in {s.cluster} can look at its storage before it starts")
     if gate is None or Capability.CHECK not in s.can:
         return _start(s, policy, placed, "claim", also)
-    act_gate = Verify(nodes=tuple(sorted(placed)), level=gate.level, profile=gate.profile)
-    return Do(act_gate, f"no rank starts before level {gate.level} has passed", gate.deadline, INGEST, "claim", also)
+    storage = job.spec.storage
+    act_gate = Verify(nodes=tuple(sorted(placed)), level=gate.level, profile=gate.profile, storage=storage)
+    first = [f"level {gate.level} has passed"] if gate.level else []
+    first += [f"{listing(storage)} answers on every node"] if storage else []
+    return Do(act_gate, f"no rank starts before {' and '.join(first)}", gate.deadline, INGEST, "claim", also)
 
 
 def _lapsed(job: Job) -> Change[JobChanges]:
@@ -69,12 +82,14 @@ def _lapsed(job: Job) -> Change[JobChanges]:
 
 
 def gate_of(job: Job, policy: Policy) -> Examine | None:
+    """The check before its start. Level 0: only its storage is looked at; None: nothing is."""
+    only = Examine(on=Trigger.BEFORE_START, level=0, deadline=STORAGE_TAKES) if job.spec.storage else None
     if job.spec.precheck == 0:
-        return None
+        return only
     rule = next((e for e in policy.examine if e.on is Trigger.BEFORE_START), None)
     level = job.spec.precheck
     if level is None or (rule is not None and rule.level == level):
-        return rule
+        return rule or only
     asked = rule or Examine(on=Trigger.BEFORE_START, level=level)
     # The policy's deadline is for its own level: a job that asks for a longer check must be able to pass it.
     longer = asked.deadline if level < asked.level else max(asked.deadline, CHECKS_TAKE[min(level, max(CHECKS_TAKE))])
@@ -98,7 +113,7 @@ def _start(
     because = f"on {len(placed)} nodes" if s.job.attempt == 0 else f"attempt {attempt}"
     if s.job.attempt and s.job.step is not None:  # it reports steps, so it knows of checkpoints
         because = f"{because}, from its last good checkpoint"
-    changes: JobChanges = {**(also or {}), "attempt": attempt}
+    changes: JobChanges = {**(also or {}), "attempt": attempt, "storage_trouble": None}
     return Do(act, because, policy.resume.start_deadline, s.cluster, event, changes)
 
 
@@ -242,10 +257,14 @@ def gating(s: JobInput, policy: Policy) -> JobDecision:
     if isinstance(intent.act, Verify):
         if _unsent(intent):
             return _gate_unsent(s, intent)
-        bad = tuple(node for node in intent.act.nodes if intent.verdicts.get(node) is not Verdict.PASS)
-        if not bad:
+        lacking = without_storage(intent)
+        sick = tuple(n for n in intent.act.nodes if n not in lacking and intent.verdicts.get(n) is not Verdict.PASS)
+        if not sick and not lacking:
             return _start(s, policy, job.claim)
-        return _gate_failed(s, policy, f"{listing(bad)} did not pass the gate", bad)
+        if not sick:
+            return _no_storage(s, policy, lacking, everywhere=len(lacking) == len(intent.act.nodes))
+        why = [f"{listing(sick)} did not pass the gate{_unseen(intent)}", in_words(lacking)]
+        return _gate_failed(s, policy, "; ".join(filter(None, why)), (*sick, *lacking))
     match intent.state:
         case IntentState.SEEN:
             return Move("started", "all ranks are seen")
@@ -307,6 +326,33 @@ def _refused(s: JobInput, policy: Policy, intent: Intent) -> JobDecision:
     if not s.passed(again):
         return Stay(Wait(because=f"{why}; it is tried again", until=again))
     return _gate_failed(s, policy, why, ())
+
+
+def _unseen(intent: Intent) -> str:
+    """Why nobody could look at the storage of those that did not pass, as far as one of them has said it."""
+    named = intent.storage.unfit if intent.storage is not None else {}
+    why = next((f": {why}" for n, why in named.items() if intent.verdicts.get(n) is Verdict.COULD_NOT_RUN), "")
+    return f" ({why[2:]})" if why else ""
+
+
+def _no_storage(s: JobInput, policy: Policy, lacking: Mapping[NodeId, str], *, everywhere: bool) -> JobDecision:
+    """Some of its nodes cannot use what it names: others are tried. Is it all of them, or again, it waits.
+
+    Neither spends a gate: a server that is down for a night must not end the jobs that need it. People are told.
+    """
+    job, known = s.job, s.job.storage_trouble
+    times = known.times + 1 if known is not None else 1
+    waits = everywhere or times > 1
+    pause = min(STORAGE_AGAIN * 2 ** min(times - 1, 10), STORAGE_LATEST) if waits else timedelta(0)
+    then = "no node of it can use its storage, so it waits" if everywhere else "other nodes are tried first"
+    why = f"{in_words(lacking)}; {then}"
+    tells = waits and (known is None or s.passed(known.remind))
+    reminded = s.within(INGEST, policy.pace.held_reminder if tells else timedelta(0))
+    remind = known.remind if known is not None and not tells else reminded
+    trouble = StorageTrouble(because=why, times=times, again=s.within(INGEST, pause), remind=remind)
+    also: JobChanges = {"claim": {}, "calls": (), "deadline": None, "storage_trouble": trouble}
+    also["avoid"] = job.avoid if job.spec.on else tuple(sorted({*job.avoid, *lacking}))[:AVOIDED]
+    return Move("unclaim", why, also, tell(job, "job_waits", f"{job.spec.name}: {why}") if tells else None)
 
 
 def _unsent(intent: Intent) -> bool:

@@ -41,7 +41,7 @@ def drained(s: IncidentInput, node: Node, policy: Policy) -> IncidentDecision:
     if came_back and not incident.ordered and all(stage.phase is not Phase.VERIFYING for stage in incident.stages):
         return _check(s, node, policy, "the node is heard again by itself")
     if rung is None:
-        return Move("hold", f"no repair is left to try: {because}")
+        return Move("hold", f"no repair is left to try: {because}{_last(incident)}; the rest is to be done by hand")
     if must_leave(s, node, rung) or node.unmanaged:
         also: IncidentChanges = {"deadline": s.within(incident.cluster, policy.pace.drain_deadline)}
         return Move("drain", f"{rung.do} needs the node empty", also)
@@ -50,6 +50,12 @@ def drained(s: IncidentInput, node: Node, policy: Policy) -> IncidentDecision:
     fresh: IncidentChanges = {"proof": None, "healed": None, "relapse": "", "to_verify": False, "cut_short": 0}
     told = because if rung.do is incident.remedy else f"{rung.do} now: {because}"
     return Do(act, told, rung.deadline, clock, "repair", fresh)
+
+
+def _last(incident: Incident) -> str:
+    """Why the last repair was not done, or did not help: mostly that is what a person is to change."""
+    result = incident.tries[-1].result if incident.tries else ""
+    return f"; {result}" if result.startswith("failed") else ""
 
 
 def _left_to_a_person(incident: Incident) -> str:

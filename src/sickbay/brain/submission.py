@@ -7,6 +7,7 @@ from typing import Any
 from msgspec.json import encode
 from msgspec.structs import replace
 
+from sickbay.model.checkup import STORAGE_MOST
 from sickbay.model.fleet import Capability, JobId, Node
 from sickbay.model.job import PRIORITIES, Continuation, Job, JobSpec, LogRule
 from sickbay.model.parts import GANG_MOST
@@ -35,6 +36,13 @@ def not_our_queue(spec: JobSpec, can: Collection[Capability]) -> str:
     if not asked or Capability.PLACE in can:
         return ""
     return f"{asked[0]}: {spec.cluster} has a queue of its own, which Sickbay does not order: leave it out"
+
+
+def unchecked_storage(spec: JobSpec, can: Collection[Capability]) -> str:
+    """Where nobody could look at its storage before it starts; empty: somebody can, or it names none."""
+    if not spec.storage or Capability.PLACE in can:
+        return ""
+    return f"storage: {spec.cluster} chooses nodes itself, so nobody looks at it before the start: leave it out"
 
 
 def too_large(spec: JobSpec, pool: Sequence[Node]) -> str:
@@ -210,9 +218,12 @@ def _wrong_paths_and_variables(spec: JobSpec) -> Iterator[str]:
         ("checkpoint", spec.checkpoint),
         ("cwd", spec.cwd),
         *(("env_files", path) for path in spec.env_files),
+        *(("storage", path) for path in spec.storage),
     ):
         if path and not path.startswith("/"):
             yield f"{what} {path!r} must be an absolute path, because each node has its own directory"
+    if len(spec.storage) > STORAGE_MOST or len(set(spec.storage)) < len(spec.storage):
+        yield f"storage: name at most {STORAGE_MOST} directories, each once"
     for name in spec.env:
         if not _VARIABLE.fullmatch(name):
             yield f"env: {name!r} is no name of a variable: write letters, digits and _"

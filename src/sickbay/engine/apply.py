@@ -37,6 +37,7 @@ from sickbay.model.facts import (
     Outcome,
     PolicyInForce,
     RankEnded,
+    RankWaits,
     ResetDone,
     RuleOff,
     Stepped,
@@ -92,7 +93,7 @@ def learn(draft: Draft, fact: Fact) -> None:
             learn_ranks.checkpointed(draft, fact, news)
         case Wrote():
             learn_ranks.wrote(draft, news)
-        case Hung() | RuleOff() | RankEnded():
+        case Hung() | RuleOff() | RankEnded() | RankWaits():
             learn_ranks.watched(draft, fact, news)
         case Submitted():
             submitted(draft, fact, news)

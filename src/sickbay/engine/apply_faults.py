@@ -5,6 +5,7 @@ from msgspec.structs import replace
 from sickbay.brain.admit import brake_scopes, press
 from sickbay.brain.correlate import KEEP_EVIDENCE, absorb, correlate, judge
 from sickbay.brain.identity import NewsAge, age_of, ended_too
+from sickbay.brain.storage import to_blame
 from sickbay.engine import patrol
 from sickbay.engine.checkups import answered
 from sickbay.engine.early_agents import cut_short, keep_early
@@ -291,7 +292,20 @@ def _link_ended(draft: Draft, fact: Fact | None, incident: Incident, fault: Faul
 
 
 def checked(draft: Draft, fact: Fact, news: Checked) -> None:
-    """A verdict: proof for the incident that asked, an answer for the gate that asked, a fault for whoever did not."""
+    """A verdict, and once all nodes of a gate have answered, what follows from their answers together."""
+    _take_verdict(draft, fact, news)
+    intent = draft.intent(news.check)
+    if intent is None or intent.state.over:
+        return
+    for node, why in to_blame(intent).items():
+        seat = draft.node(node)
+        found = classify(Observed(node=node, kind="fs.missing", text=why), draft.rules.tables)
+        if seat is not None and seat.incarnation is not None and found is not None:
+            raise_fault(draft, fact, seat, found, own_check=True)
+
+
+def _take_verdict(draft: Draft, fact: Fact, news: Checked) -> None:
+    """Of one node: proof for the incident that asked, an answer for the gate, a fault for whoever did not ask."""
     node = draft.node(news.node)
     holder = node.incarnation if node is not None else None
     if node is None or holder is None or not news.incarnation.agrees(holder):
@@ -317,7 +331,8 @@ def checked(draft: Draft, fact: Fact, news: Checked) -> None:
             draft.put(replace(incident, evidence=(*incident.evidence, line)[-KEEP_EVIDENCE:]))
             draft.tell(f"its check failed: {news.because}", key_of(incident), key_of(node), event="joined")
         return
-    if news.verdict is not Verdict.PASS:
+    storage_only = intent is not None and isinstance(intent.act, Verify) and intent.act.level == 0
+    if news.verdict is not Verdict.PASS and not storage_only:
         _raise_by_verdict(draft, fact, node, news)
     if news.verdict is Verdict.FAIL:
         _link_examined(draft, intent, node.id)
@@ -327,7 +342,7 @@ def _seat_checked(draft: Draft, node: Node, news: Checked, intent: Intent | None
     """The node after its verdict: free again if it was held for this check, and due for the next one later."""
     after = replace(node, checking="" if node.checking == news.check else node.checking)
     level = intent.act.level if intent is not None and isinstance(intent.act, Verify) else news.level
-    if news.verdict is Verdict.PASS:
+    if news.verdict is Verdict.PASS and level:  # level 0 exercises nothing
         after = patrol.passed(draft, after, level)
     if after != node:
         draft.put(after)

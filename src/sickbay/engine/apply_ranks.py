@@ -11,7 +11,7 @@ from sickbay.engine.notices import REPEATED_TELLS, told_of
 from sickbay.engine.transitions import first_step
 from sickbay.engine.view import Draft
 from sickbay.model.clock import INGEST
-from sickbay.model.facts import Checkpointed, Fact, Hung, Looked, RankEnded, RuleOff, Stepped, Wrote
+from sickbay.model.facts import Checkpointed, Fact, Hung, Looked, RankEnded, RankWaits, RuleOff, Stepped, Wrote
 from sickbay.model.fleet import NodeId
 from sickbay.model.intent import Look, Notify
 from sickbay.model.job import Call, Job, JobState, RankEnd, Work
@@ -130,7 +130,7 @@ def looked(draft: Draft, news: Looked) -> None:
         draft.tell(text, f"job:{job}", event="stacks")
 
 
-def watched(draft: Draft, fact: Fact, news: Hung | RuleOff | RankEnded) -> None:
+def watched(draft: Draft, fact: Fact, news: Hung | RuleOff | RankEnded | RankWaits) -> None:
     """What whoever watches ranks has found, or cannot look for any more."""
     match news:
         case Hung():
@@ -139,6 +139,10 @@ def watched(draft: Draft, fact: Fact, news: Hung | RuleOff | RankEnded) -> None:
             _rule_off(draft, news)
         case RankEnded():
             _ended(draft, fact, news)
+        case RankWaits():
+            job = draft.job(news.job)
+            if job is not None and job.open and news.attempt == job.attempt and _runs_there(job, news.node):
+                draft.put(replace(job, waits=news.seconds, waits_in=job.attempt))
 
 
 def _hung(draft: Draft, fact: Fact, news: Hung) -> None:

@@ -3,7 +3,7 @@
 from msgspec.structs import replace
 
 from sickbay.brain.decision import Tell
-from sickbay.brain.submission import cannot_continue, continued, going_on, in_use, refusal
+from sickbay.brain.submission import cannot_continue, continued, going_on, in_use, refusal, unchecked_storage
 from sickbay.engine.door import slim
 from sickbay.engine.notices import told_of
 from sickbay.engine.transitions import due_now, step_job
@@ -17,7 +17,8 @@ from sickbay.model.rows import AuditEntry, key_of
 def submitted(draft: Draft, fact: Fact, news: Submitted) -> None:
     if draft.job(news.job) is not None:
         return
-    wrong = refusal(news.spec, draft.rules.can) or _in_use(draft, news)
+    can = draft.rules.can.get(news.spec.cluster, ())
+    wrong = refusal(news.spec, draft.rules.can) or unchecked_storage(news.spec, can) or _in_use(draft, news)
     job = Job(
         id=news.job, spec=slim(news.spec) if wrong else news.spec, submitted_at=fact.at, owner=news.owner or news.by
     )

@@ -13,9 +13,10 @@ from msgspec.structs import replace
 from sickbay.brain.gate import CHECKS_TAKE
 from sickbay.brain.idle_checks import why_not_idle
 from sickbay.brain.job_input import listing
+from sickbay.brain.storage import tallied, verdict_of
 from sickbay.engine.notices import post
 from sickbay.engine.view import Draft
-from sickbay.model.checkup import Checkup, Finding, Verdict, checkup_id
+from sickbay.model.checkup import CheckFinding, Checkup, Verdict, checkup_id
 from sickbay.model.clock import INGEST
 from sickbay.model.facts import Checked, Fact, Ordered
 from sickbay.model.fleet import Node, NodeId, pool_word
@@ -196,14 +197,18 @@ def begin(draft: Draft, checkup: Checkup, nodes: Sequence[Node], patience: timed
 
 def answered(intent: Intent, news: Checked) -> Intent:
     """A check with one more verdict, and with its reasons where there is room for them."""
-    intent = replace(intent, verdicts={**intent.verdicts, news.node: news.verdict})
+    verdict, because = news.verdict, news.because
+    if isinstance(intent.act, Verify) and intent.act.storage and verdict is Verdict.PASS:
+        verdict, because = verdict_of(news.storage, intent.act.storage)
+        intent = tallied(intent, news.node, news.storage, because)
+    intent = replace(intent, verdicts={**intent.verdicts, news.node: verdict})
     if not isinstance(intent.act, Verify) or len(intent.act.nodes) > DETAILED:
         return intent
     tests = tuple(
         replace(test, because=test.because[:WORDS], figures=dict(list(test.figures.items())[:FIGURES]))
         for test in news.tests[:TESTS]
     )
-    finding = Finding(verdict=news.verdict, because=news.because[: 2 * WORDS], tests=tests)
+    finding = CheckFinding(verdict=verdict, because=because[: 2 * WORDS], tests=tests)
     found = {**intent.found, news.node: finding}
     if len(encode(found)) > FINDINGS:
         found[news.node] = replace(finding, tests=())
@@ -244,8 +249,8 @@ def ended(draft: Draft, intent: Intent) -> None:
     draft.put(_closed_if_done(draft, checkup))
 
 
-def _silence(intent: Intent) -> Finding:
-    return Finding(verdict=Verdict.COULD_NOT_RUN, because=intent.answer or "no answer in time")
+def _silence(intent: Intent) -> CheckFinding:
+    return CheckFinding(verdict=Verdict.COULD_NOT_RUN, because=intent.answer or "no answer in time")
 
 
 def _closed_if_done(draft: Draft, checkup: Checkup) -> Checkup:

@@ -12,7 +12,7 @@ from msgspec.json import encode
 from msgspec.structs import replace
 
 from sickbay.brain.identity import MOST_DEVICES
-from sickbay.model.checkup import Tested
+from sickbay.model.checkup import STORAGE_MOST, StorageSeen, Tested
 from sickbay.model.cordon import incident_of
 from sickbay.model.facts import (
     AnyNews,
@@ -66,7 +66,8 @@ def _cut(news: AnyNews) -> AnyNews:
             return replace(news, kind=_head(news.kind, NAME), text=_head(news.text, TEXT), fields=fields)
         case Checked():
             tests = tuple(map(_tested, news.tests[:TESTS]))
-            return replace(news, because=_head(news.because, WORDS), tests=tests)
+            storage = tuple(map(_seen, news.storage[:STORAGE_MOST]))
+            return replace(news, because=_head(news.because, WORDS), tests=tests, storage=storage)
         case Hung():
             return replace(news, because=_head(news.because, WORDS))
         case RuleOff():
@@ -129,6 +130,11 @@ def _tested(test: Tested) -> Tested:
     return replace(
         test, name=_head(test.name, NAME), because=_head(test.because, WORDS), seconds=seconds, figures=figures
     )
+
+
+def _seen(storage: StorageSeen) -> StorageSeen:
+    seconds = storage.seconds if isfinite(storage.seconds) else 0.0
+    return replace(storage, because=_head(storage.because, NAME), seconds=seconds)
 
 
 def _end(end: End) -> End:

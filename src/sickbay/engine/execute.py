@@ -93,9 +93,9 @@ class Effects:
                 return site.cluster.drain(node, how=how, key=key, expect=expect)
             case Repair():
                 return self._repair(site, intent, act)
-            case Verify(nodes=nodes, level=level, profile=profile):
+            case Verify(nodes=nodes, level=level, profile=profile, storage=storage):
                 expected = {node: expect or holders.get(node) for node in nodes}
-                return site.checks.start(key, expected, level=level, profile=profile)
+                return site.checks.start(key, expected, level=level, profile=profile, storage=storage)
             case Look(nodes=nodes, stacks_of=stacks_of):
                 return site.checks.look(key, nodes, stacks_of=stacks_of)
             case AskToSave(job=job_id, attempt=attempt, nodes=nodes):

@@ -9,7 +9,7 @@ from sickbay.brain.decision import Need, ReadFirst
 from sickbay.brain.gate import checked_by_agents
 from sickbay.brain.job_input import JobInput, OutOfReach, PoolRoom, Seat, TheirChoice
 from sickbay.brain.place import free_devices, is_to_be_avoided
-from sickbay.brain.queue import QueueTurn
+from sickbay.brain.queue import QueueTurn, needed
 from sickbay.engine.line import allowed, line_of
 from sickbay.engine.view import Draft
 from sickbay.model.fleet import AgentState, Freed, Node, NodeId
@@ -105,8 +105,12 @@ class _Free:
         self._index = draft.free(job.pool)
         self._kept = draft.open_jobs(job.pool).kept(key_of(job)) if job.keeps_place else {}
         self._apart = draft.touched() | job.claim.keys() | self._kept.keys()
-        self.own = frozenset(node for node in self._apart if _offered(self.seat(node)))
+        mine = frozenset(node for node in self._apart if _offered(self.seat(node)))
+        self.own = mine.difference(job.avoid)
         self._line = line_of(draft, job.pool, job, self.own)
+        if len(self.own) < len(mine) and len(self.own) + self.verdict.room < needed(job, draft.rules.policy):
+            self.own = mine  # what it would rather avoid is better than nothing
+            self._line = line_of(draft, job.pool, job, self.own)
 
     @property
     def verdict(self) -> QueueTurn:

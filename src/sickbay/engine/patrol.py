@@ -91,7 +91,7 @@ def _patrol(draft: Draft, node: Node) -> float | None:
         watched=_watched(draft, node),
         pool=draft.ledger(node.pool).size,
         reading=draft.reading(INGEST),
-        can=draft.can(node.cluster),
+        can=draft.can(node.cluster, node.pool),
     )
     found = patrol(seen, draft.rules.policy)
     if isinstance(found, CheckDue):

@@ -103,8 +103,8 @@ def _sight(draft: Draft, incident: Incident) -> IncidentInput:
         **attempts_on(incident.node, incident, holders, shown),
         past=tuple(sorted(past, key=lambda p: p.at)),
         readings=draft.readings,
-        can=draft.can(incident.cluster),
-        blind=draft.rules.blind.get(incident.cluster, frozenset()),
+        can=draft.can(incident.cluster, incident.pool),
+        blind=draft.rules.blind_in(incident.cluster, incident.pool),
         present=draft.present,
     )
 

@@ -7,6 +7,7 @@ from threading import Lock
 from msgspec.structs import replace
 
 from sickbay.engine.ingest import Ingest, alone
+from sickbay.engine.oddities import Oddities
 from sickbay.engine.report_facts import OLDEST, facts_of, happened, last_seq, refuse_unknown
 from sickbay.engine.view import moment
 from sickbay.model.clock import WatchedClock
@@ -72,6 +73,7 @@ class Reception:
         self._ingest = Ingest(store, clock, period=2 * report_every, leads=leads)
         self._present: dict[NodeId, Incarnation] = {}  # whose voice counted last: a cache, asked again when it differs
         self._committing = Lock()
+        self.oddities = Oddities()
 
     def hear_every(self, seconds: float) -> None:
         """How often agents report from now on: they are told with each reply."""
@@ -105,6 +107,7 @@ class Reception:
         received = self._clock.wall()
         for each in arrivals:
             report = each.report
+            self.oddities.note(report, received)
             try:
                 refuse_unknown(report.proto)
                 each.ack = last_seq(report)

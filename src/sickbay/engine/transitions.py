@@ -391,7 +391,7 @@ def write_down(draft: Draft, owner: Incident | Job, do: AnyDo) -> tuple[Intent, 
         clock=do.clock,
         call_timeout=min(draft.rules.policy.pace.call_timeout, do.patience).total_seconds(),
         patience=do.patience.total_seconds(),
-        blind=_blind(draft, cluster, do),
+        blind=_blind(draft, cluster, owner.pool, do),
         expect=_expected(draft, owner, do),
         digest=draft.rules.digest,
     )
@@ -416,10 +416,10 @@ def _drop_old(draft: Draft, owner: Incident | Job, number: int) -> None:
         draft.waits[f"intent:{old.key}"] = None
 
 
-def _blind(draft: Draft, cluster: str, do: AnyDo) -> bool:
+def _blind(draft: Draft, cluster: str, pool: str, do: AnyDo) -> bool:
     act = do.act
     name = act.rung if isinstance(act, Repair) else type(act).__struct_config__.tag
-    return name in draft.rules.blind.get(cluster, frozenset())
+    return name in draft.rules.blind_in(cluster, pool)
 
 
 def _expected(draft: Draft, owner: Incident | Job, do: AnyDo) -> Incarnation | None:

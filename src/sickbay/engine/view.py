@@ -5,12 +5,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from sickbay.engine.indexes import FreeNodes, OpenJobs, RoomQueue, waits
 from sickbay.model.clock import WatchedClock
 from sickbay.model.errors import UnreadableRow
-from sickbay.model.fleet import Capability, IncidentId, JobId, Ledger, Node, NodeId, Roster
+from sickbay.model.fleet import Capability, IncidentId, JobId, Ledger, Node, NodeId, Roster, pool_fits
 from sickbay.model.incident import Incident, Room
 from sickbay.model.intent import Intent
 from sickbay.model.job import Attempt, Interruption, Job
@@ -27,6 +27,13 @@ RowType = TypeVar("RowType", bound=AnyRow)
 CACHE_ROWS = 1_000_000  # also keys without a row: some for each of 100,000 nodes
 
 
+class PoolAbilities(NamedTuple):
+    """What can be done for the nodes of a pool whose machines are not those of its whole cluster."""
+
+    can: frozenset[Capability]
+    blind: frozenset[str]
+
+
 @dataclass(frozen=True, slots=True)
 class Rules:
     """What decisions are made with: policy, knowledge, and what each cluster can do."""
@@ -38,10 +45,24 @@ class Rules:
     blind: Mapping[str, frozenset[str]]
     checks_first: frozenset[str] = frozenset()  # clusters whose nodes are checked once that were there before us
     channels: Mapping[str, ChannelTraits] = field(default_factory=dict)  # of the notifiers that are configured
+    pools: Mapping[str, Mapping[str, PoolAbilities]] = field(default_factory=dict)  # by cluster and glob of pools
 
     @property
     def digest(self) -> str:
         return f"{self.policy_digest}+{self.tables.digest}"
+
+    def can_in(self, cluster: str, pool: str = "") -> frozenset[Capability]:
+        """Of a node's pool, or, without one, what any pool of the cluster can do."""
+        own = self._of_pool(cluster, pool)
+        return own.can if own is not None else self.can.get(cluster, frozenset())
+
+    def blind_in(self, cluster: str, pool: str = "") -> frozenset[str]:
+        own = self._of_pool(cluster, pool)
+        return own.blind if own is not None else self.blind.get(cluster, frozenset())
+
+    def _of_pool(self, cluster: str, pool: str) -> PoolAbilities | None:
+        named = self.pools.get(cluster, {}) if pool else {}
+        return next((own for glob, own in named.items() if glob == "*" or pool_fits(pool, glob)), None)
 
 
 class View:
@@ -445,8 +466,8 @@ class Draft:
         """The present, for what is dated, or set from now on. What has passed is judged by `readings`."""
         return self.present.get(clock, 0.0)
 
-    def can(self, cluster: str) -> frozenset[Capability]:
-        return self.rules.can.get(cluster, frozenset())
+    def can(self, cluster: str, pool: str = "") -> frozenset[Capability]:
+        return self.rules.can_in(cluster, pool)
 
     @property
     def actions(self) -> int:

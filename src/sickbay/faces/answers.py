@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from sickbay.model.checkup import Verdict
 from sickbay.model.fault import Remedy, Severity
+from sickbay.model.finding import FindingLevel
 from sickbay.model.incident import IncidentKind, Phase
 from sickbay.model.intent import IntentState
 from sickbay.model.job import EndReason, JobState
@@ -158,6 +159,7 @@ class OneJob(JobAnswer):
     cwd: str
     env: Annotated[list[str], Meta(description="names of the variables that were given with it: values are not shown")]
     env_files: list[str]
+    storage: Annotated[list[str], Meta(description="shared directories that each node must reach before a start")]
     image: Annotated[str, Meta(description="the container image of its ranks; empty: none was named")]
     native: Annotated[dict[str, Any], Meta(description="what it says in its cluster's own words")]
     attempts: Annotated[list[AttemptAnswer], Meta(description="the newest 60, oldest first, with the present one")]
@@ -398,6 +400,13 @@ class PolicyShown(Noun):
     name: str
     digest: str
     yaml: str
+
+
+class FindingShown(Noun):
+    level: FindingLevel
+    subject: str
+    text: str
+    way_out: Annotated[str, Meta(description="what to write or do; may be empty")]
 
 
 class TokenShown(Noun):

@@ -190,6 +190,7 @@ def one_job(archive: Archive, job: Job) -> OneJob:
         cwd=job.spec.cwd,
         env=sorted(job.spec.env),
         env_files=list(job.spec.env_files),
+        storage=list(job.spec.storage),
         image=job.spec.image,
         native=job.spec.native,
         attempts=[_attempt(archive, one) for one in archive.attempts(job)],

@@ -5,7 +5,7 @@ from datetime import timedelta
 from sickbay.brain.submission import expects_heartbeats
 from sickbay.faces.archive import Archive
 from sickbay.model.durations import format_duration
-from sickbay.model.job import Job, JobState
+from sickbay.model.job import OPEN_FOR, Job, JobState
 
 
 def hang_limits(archive: Archive, job: Job) -> tuple[str, ...]:
@@ -37,4 +37,9 @@ def unwatched(archive: Archive, job: Job) -> tuple[str, ...]:
     notes = [f"its log rule {name} is switched off: a hang that it would have found is not found" for name in off]
     if not hang_limits(archive, job):
         notes.append("a hang would not be noticed: it sends no heartbeats, and was submitted without --start-within")
+    if job.waits is not None and job.waits_in == job.attempt and job.waits < OPEN_FOR:
+        notes.append(
+            f"its launcher waits {job.waits:g} s for the other nodes, and a repair takes longer: write "
+            f"--rdzv-conf=timeout={OPEN_FOR:g},join_timeout={OPEN_FOR:g}, or leave that to 'sickbay run'"
+        )
     return tuple(notes)

@@ -12,6 +12,7 @@ from sickbay.brain.showing import why_unclaimable
 from sickbay.faces.answers import WaitedOn, Waiting, WayOut
 from sickbay.faces.archive import Archive, iso
 from sickbay.faces.hangs import hang_limits, unwatched
+from sickbay.faces.turns import in_queue
 from sickbay.faces.ways_out import MOST_NAMED, brake_ends, by_people, held_back_by, seats_out, way
 from sickbay.model.clock import INGEST, WatchedClock
 from sickbay.model.cordon import named, others_of
@@ -117,6 +118,8 @@ def _shows(intent: Intent) -> str:
             return f"{rung} of {node} is proven: {_PROOFS[RUNGS[rung].proof]}"
         case Verify(nodes=nodes, level=level):
             waiting = [n for n in nodes if n not in intent.verdicts]
+            if not level:
+                return f"the storage of the job is looked at on {_list(waiting)}"
             return f"the check of level {level} answers on {_list(waiting)}"
         case Look(nodes=nodes):
             return f"{_list([n for n in nodes if n not in intent.verdicts])} have been looked at"
@@ -227,6 +230,8 @@ def _by_state(archive: Archive, job: Job) -> tuple[tuple[WayOut, ...], str]:
     match job.state:
         case JobState.QUEUED if job.adopted:
             return (way("its own controller starts it"),), "its controller is asked to"
+        case JobState.QUEUED if job.storage_trouble is not None and not in_queue(job):
+            return (way("the mount, or the file server, is mended"),), "nodes are tried again"
         case JobState.QUEUED:
             first = archive.turns(job.spec.cluster).first(job)
             then = job.wait.then if job.wait is not None else ""

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 from sickbay.engine.figures import LoopFigures
 from sickbay.engine.ingest import Ingest, Together, alone
+from sickbay.engine.oddities import Oddity
 from sickbay.engine.reception import Reception
 from sickbay.engine.view import moment
 from sickbay.hosts.census import Census
@@ -140,6 +141,10 @@ class Backend:
         if any(report.items for report in reports):
             self._wake()
         return answers
+
+    def oddities(self) -> list[Oddity]:
+        """Agents whose clock or protocol differs from ours, of those that report to this replica."""
+        return self._reception.oddities.all()
 
     def commands(self, poll: Poll) -> Reply:
         """At once: what waits for this agent that it does not have yet. Whoever holds the poll asks again."""

@@ -59,6 +59,7 @@ class Mirroring:
         self._walk: Iterator[str] | None = None  # what is left of a pass over all rows
         self._leftovers: set[str] = set()  # shown by somebody before this pass, not met in it so far
         self._again_at = 0.0
+        self._missed = False  # changes, since the present pass began
         self._pending: dict[str, None] = {}
         self._tries: dict[str, tuple[int, float]] = {}  # of subjects that failed: how often, and not before when
         self._failures = 0  # one after the other
@@ -109,9 +110,9 @@ class Mirroring:
         for subject, value in self._read(self._due()[:SLICE]):
             if self._term() != term or not self._settle(subject, value):
                 return False
-        if not self._tries:
-            self._failures, self._failed = 0, ""
-        return self._walk is not None or bool(self._due())
+        if not self._tries and self._failed:  # while it was away it may have lost what it showed
+            self._failures, self._failed, self._again_at = 0, "", 0.0
+        return self._walk is not None or self._now() >= self._again_at or bool(self._due())
 
     def _due(self) -> list[str]:
         now = self._now()
@@ -128,9 +129,8 @@ class Mirroring:
 
     def _follow_feed(self) -> None:
         news = self._changes.since(self._seq)
-        if news is None:  # more than are kept: whatever it was, a pass meets it
-            self._seq, self._again_at = self._changes.seq, 0.0
-            self._walk = None
+        if news is None:  # more than are kept: whatever it was, a whole pass that begins after this meets it
+            self._seq, self._again_at, self._missed = self._changes.seq, 0.0, True
             return
         for item in news:
             self._seq = item.seq
@@ -148,7 +148,7 @@ class Mirroring:
     def _begin_pass(self) -> None:
         """Everything, jobs first: whose nodes they hold is shown with the nodes."""
         self._leftovers = set(self._ask("what it shows", self._mirror.shown))
-        self._last, self._refused = {}, {}
+        self._last, self._refused, self._missed = {}, {}, False
         self._walk = (key for kind in ("job", "node") for key in self._keys(kind))
 
     def _keys(self, kind: str) -> Iterator[str]:
@@ -168,7 +168,8 @@ class Mirroring:
         if not met:
             for subject in self._leftovers:
                 self._pend(subject)
-            self._walk, self._leftovers, self._again_at = None, set(), self._now() + RECONCILE
+            self._walk, self._leftovers = None, set()
+            self._again_at = 0.0 if self._missed else self._now() + RECONCILE
 
     def _read(self, subjects: Iterable[str]) -> Iterator[tuple[str, AnyShown | None]]:
         """Each with what is to be shown of it now; None: nothing any more."""

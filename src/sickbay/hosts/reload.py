@@ -1,5 +1,6 @@
 """Reload (SIGHUP): a running service takes the policy that its file names now, and says what needs a restart."""
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,9 +10,18 @@ from sickbay.hosts.service import Service
 from sickbay.model.errors import BadInput
 from sickbay.policy.load import digest
 
+log = logging.getLogger("sickbay.controller")
 
-def reload(service: Service, file: Path) -> Iterator[str]:
-    """Does it, and yields what to say, a line each. What is broken changes nothing."""
+
+def reload(service: Service, file: Path) -> list[str]:
+    """Does it, and returns what to say, a line each. What is broken changes nothing."""
+    lines = list(_reload(service, file))
+    for line in lines:
+        log.warning("asked to read %s again: %s", file, line)
+    return lines
+
+
+def _reload(service: Service, file: Path) -> Iterator[str]:
     before = service.backend.policy
     try:
         config = read_config(file, known=True)

@@ -125,9 +125,12 @@ def served(
             thread.join()
 
 
-def refuse_taken(host: str, port: int) -> None:
-    """Raises BadInput for a place where nobody could serve now, before anything else is done."""
-    _listen(host, port).close()
+def refuse_taken(host: str, port: int, setting: str = "--{}") -> None:
+    """Raises BadInput for a place where nobody could serve now, before anything else is done.
+
+    `setting`: how a person writes what is wrong with it.
+    """
+    _listen(host, port, setting).close()
 
 
 def refuse_unusable(certfile: str | None, keyfile: str | None) -> None:
@@ -220,7 +223,7 @@ def _load(config: uvicorn.Config, certfile: str | None, keyfile: str | None) -> 
         raise BadInput(f"the certificate {certfile} cannot be used: {error}") from None
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int, setting: str = "--{}") -> socket.socket:
     if not 0 <= port <= 65_535:
         raise BadInput(f"port {port} cannot be: write 1 to 65535, or 0 for any that is free")
     try:
@@ -238,11 +241,13 @@ def _listen(host: str, port: int) -> socket.socket:
         listening.listen(BACKLOG)
     except PermissionError:
         listening.close()
-        raise BadInput(f"port {port} may not be used by this user: choose one above 1023 with --port") from None
+        where = setting.format("port")
+        raise BadInput(f"port {port} may not be used by this user: choose one above 1023 with {where}") from None
     except OSError as error:
         listening.close()
         if error.errno == 98:
-            raise BadInput(f"port {port} is in use: choose another with --port") from None
-        raise BadInput(f"cannot listen on {host}:{port} ({error.strerror}): choose another with --host") from None
+            raise BadInput(f"port {port} is in use: choose another with {setting.format('port')}") from None
+        where = setting.format("host")
+        raise BadInput(f"cannot listen on {host}:{port} ({error.strerror}): choose another with {where}") from None
     listening.setblocking(False)
     return listening

@@ -71,7 +71,8 @@ class Service:
         listen = config.listen
         refuse_unconfigured(policy, config.notifiers.names)
         with _placed(config, "listen"):
-            refuse_taken(listen.host, listen.port)  # before anything is made: a refusal leaves no trace
+            setting = "'listen.{}'" if config.file else "--{}"
+            refuse_taken(listen.host, listen.port, setting)  # before anything is made: a refusal leaves no trace
             refuse_unusable(listen.cert or None, listen.key or None)
         with _placed(config, "state"):
             make_private(self.state)
@@ -154,6 +155,11 @@ class Service:
         started += [node for own in self._own.values() for node in own.power_on()]
         if self._own:
             progress(f"{len(started)} nodes started" if started else "found the nodes that were running")
+
+    @property
+    def promises(self) -> tuple[str, ...]:
+        """What is done on nodes of this machine and what is not, for whoever starts it."""
+        return tuple(line for own in self._own.values() for line in own.promises())
 
     def _first_token(self, *, new_token: bool) -> str:
         """An administrator's, in a file of the state. Empty: on a shared store the first replica's serves all."""

@@ -41,7 +41,7 @@ def serving(state: Path) -> int:
 def refuse_second(state: Path, pid: int) -> NoReturn:
     raise BadInput(
         f"a controller serves {state} already (process {pid or 'unknown'}): look with 'sickbay nodes', end it with "
-        "'sickbay down', or start another with --state DIR --port P"
+        "'sickbay down', or start another with a state directory and a port of its own"
     )
 
 

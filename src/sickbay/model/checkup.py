@@ -14,6 +14,7 @@ class Verdict(StrEnum):
     PASS = "pass"  # noqa: S105 - a verdict
     FAIL = "fail"
     COULD_NOT_RUN = "could_not_run"
+    UNFIT = "unfit"  # nothing is wrong with its hardware, and it cannot use what the job names: our word, no agent's
     LOOKED = "looked"
     RESET = "reset"
 
@@ -34,12 +35,35 @@ class Tested(Noun):
     figures: dict[str, float] = {}  # what it measured, by name with its unit: `h2d_gbps`, `gpu.0.temperature`
 
 
-class Finding(Noun):
+class CheckFinding(Noun):
     """What a check said of one node."""
 
     verdict: Verdict
     because: str = ""
     tests: tuple[Tested, ...] = ()
+
+
+class StorageSeen(Noun):
+    """What a node's agent found of one shared directory that a job names."""
+
+    path: str
+    verdict: Verdict
+    because: str = ""  # of one that passed: what was not proven
+    remote: bool = False  # it lies on a file system of another machine
+    empty: bool = False
+    seconds: float = 0.0
+
+
+class StorageTally(Noun):
+    """What a gate has found of a job's storage so far, as far as its nodes must be compared and named."""
+
+    unfit: dict[NodeId, str] = {}  # why not, of the first STORAGE_NAMED
+    bare: dict[NodeId, str] = {}  # an empty directory of the node's own disk, where another node may have it mounted
+    remote: tuple[str, ...] = ()  # paths that some node has from another machine, with something in them
+
+
+STORAGE_NAMED = 20  # nodes that a tally names
+STORAGE_MOST = 16  # directories that a job names
 
 
 class Checkup(Noun):

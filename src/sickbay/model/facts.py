@@ -7,7 +7,7 @@ a second delivery of it harmless.
 from datetime import datetime
 from enum import StrEnum
 
-from sickbay.model.checkup import Tested, Verdict
+from sickbay.model.checkup import StorageSeen, Tested, Verdict
 from sickbay.model.fleet import Device, Incarnation, JobId, NodeId
 from sickbay.model.job import End, JobSpec, RankState
 from sickbay.model.noun import Noun
@@ -166,6 +166,15 @@ class RankEnded(News, tag="rank_ended"):
     node: NodeId | None = None  # whose agent says so
 
 
+class RankWaits(News, tag="rank_waits"):
+    """A rank's launcher gives the others up at its rendezvous sooner than a repair takes (`OPEN_FOR`)."""
+
+    job: JobId
+    attempt: int
+    seconds: float
+    node: NodeId | None = None  # whose agent says so
+
+
 class Hung(News, tag="hung"):
     job: JobId
     attempt: int
@@ -194,6 +203,7 @@ class Checked(News, tag="checked"):
     level: int = 0
     because: str = ""
     tests: tuple[Tested, ...] = ()
+    storage: tuple[StorageSeen, ...] = ()  # of the directories that were asked for: no word on the node's health
 
 
 class Looked(News, tag="looked"):
@@ -314,9 +324,10 @@ class Garbled(News, tag="garbled"):
 
 
 AnyNews = (
-    Observed | AgentSilent | AgentHeard | Booted | Inventory | NodeSeen | NodeVanished | JobSeen | JobVanished | Stepped
-    | Checkpointed | Wrote | RankEnded | Hung | RuleOff | Checked | Looked | ResetDone | Outcome | Ordered | Submitted
-    | TokenIssued | JoinRefused | TokenRevoked | TokensUsed | PolicyInForce | ControllerStarted | Garbled
+    Observed | AgentSilent | AgentHeard | Booted | Inventory | NodeSeen | NodeVanished | JobSeen | JobVanished
+    | Stepped | Checkpointed | Wrote | RankEnded | RankWaits | Hung | RuleOff | Checked | Looked | ResetDone | Outcome
+    | Ordered | Submitted | TokenIssued | JoinRefused | TokenRevoked | TokensUsed | PolicyInForce | ControllerStarted
+    | Garbled
 )  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 from datetime import datetime
 from enum import StrEnum
 
-from sickbay.model.checkup import Finding, Verdict
+from sickbay.model.checkup import CheckFinding, StorageTally, Verdict
 from sickbay.model.clock import Deadline
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import DrainHow, Incarnation, IncidentId, JobId, NodeId
@@ -35,8 +35,9 @@ class Repair(Act, tag="repair"):
 
 class Verify(Act, tag="verify"):
     nodes: tuple[NodeId, ...]
-    level: int
+    level: int  # 0: nothing but the storage
     profile: str = ""
+    storage: tuple[str, ...] = ()  # directories that a job names, looked at on each node
 
 
 class Release(Act, tag="release"):
@@ -175,7 +176,8 @@ class Intent(Noun):
     gone: bool = False  # REJECTED because the target is not there any more
     hopeless: bool = False  # REJECTED, and another try cannot come right
     verdicts: dict[NodeId, Verdict] = {}  # what a check or a look has answered so far
-    found: dict[NodeId, Finding] = {}  # a check's verdicts with their reasons, where it has few nodes
+    storage: StorageTally | None = None  # what a gate has found of its job's storage
+    found: dict[NodeId, CheckFinding] = {}  # a check's verdicts with their reasons, where it has few nodes
     digest: str = ""
     parts: int = 0  # as it is stored: rows that hold the act's nodes and `verdicts` where there are many
 

@@ -91,6 +91,7 @@ class JobSpec(Noun):
     time_limit: float | None = None  # seconds that its attempts may run, together; None: as long as they like
     grow: bool = False  # one that runs on fewer nodes than it asked for is restarted as soon as there are more
     continues: Continuation | None = None
+    storage: tuple[str, ...] = ()  # shared directories that must answer on each node before it starts
     image: str = ""  # the container image of its ranks, where its cluster runs images
     native: dict[
         str, Any
@@ -151,6 +152,9 @@ class End(Noun):
     findings: tuple[Diagnosis, ...] = ()  # what the tail says, by our table: judged when it comes
 
 
+OPEN_FOR = 1800.0  # seconds that a rendezvous stays open, so that a node can be replaced and checked meanwhile
+
+
 class HeardEnds(Noun):
     """What agents have told of how ranks of an attempt ended, beside what its cluster says."""
 
@@ -196,6 +200,15 @@ class Interruption(Noun):
     spent: float | None = None  # the restart that it cost: given back if a node turns out to be to blame
 
 
+class StorageTrouble(Noun):
+    """Nodes that were tried could not use a job's storage: that costs it nothing but time."""
+
+    because: str
+    times: int  # one after the other
+    again: Deadline  # when nodes are tried once more
+    remind: Deadline  # when a person is told again
+
+
 class Job(Noun):
     id: JobId
     spec: JobSpec
@@ -223,6 +236,7 @@ class Job(Noun):
     restarts: tuple[float, ...] = ()  # readings at which a restart was spent
     interruptions: tuple[Interruption, ...] = ()
     gates: int = 0
+    storage_trouble: StorageTrouble | None = None
     step: int | None = None
     resumed_from: int | None = None
     resumed_of: str = ""  # the job that saved what it resumed from; empty: this one, or none
@@ -243,6 +257,8 @@ class Job(Noun):
     opened_in: int = 0  # and the newest whose script has shown that it uses sickbay.train
     checkpoints_in: str = ""  # the directory that rank 0 names
     rules_off: dict[str, int] = {}  # log rules that are not used any more, and in which attempt
+    waits: float | None = None  # seconds after which an attempt's launcher gives the others up, where that is soon
+    waits_in: int = 0  # the attempt whose launcher does
     fenced: bool = False  # rank 0 said that no older attempt can commit: a restart needs no fence of its nodes
     intent: str = ""
     fences: tuple[str, ...] = ()  # intents that fence nodes out of reach, beside the stop

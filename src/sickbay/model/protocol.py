@@ -16,6 +16,7 @@ from sickbay.model.facts import (
     News,
     Observed,
     RankEnded,
+    RankWaits,
     ResetDone,
     RuleOff,
     Stepped,
@@ -67,6 +68,7 @@ ItemNews = (
     | Checkpointed
     | Wrote
     | RankEnded
+    | RankWaits
     | Hung
     | RuleOff
     | Answered
@@ -140,8 +142,9 @@ class RunCheck(CommandBody, tag="check"):
     """Exercise the hardware; the answer is a `Checked` item under `check`."""
 
     check: str
-    level: int
+    level: int  # 0: only the storage
     profile: str = ""
+    storage: tuple[str, ...] = ()  # directories: is each there, does it answer, can it be written?
 
 
 class RunLook(CommandBody, tag="look"):

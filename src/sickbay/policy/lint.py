@@ -31,7 +31,7 @@ def lint(
     ]
     found += _small_pools(policy, sizes or {})
     if capabilities is not None:
-        found += _lacking(policy, capabilities)
+        found += lacking(policy, capabilities)
     return found
 
 
@@ -129,7 +129,8 @@ def _pace(policy: Policy) -> Iterator[str]:
         yield "silence.agent: under 10s a busy node or a slow network is taken for a dead agent"
 
 
-def _lacking(policy: Policy, capabilities: frozenset[Capability]) -> Iterator[str]:
+def lacking(policy: Policy, capabilities: frozenset[Capability]) -> Iterator[str]:
+    """What a policy asks for and a cluster cannot do, and what follows from that."""
     for n, ladder in enumerate(policy.ladders):
         able = [rung for rung in ladder.rungs if RUNGS[rung.do].needs in capabilities]
         for m, rung in enumerate(ladder.rungs):

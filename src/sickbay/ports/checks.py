@@ -12,13 +12,22 @@ class Checks(Protocol):
 
     A check must start on a cordoned and drained node, or the adapter lacks CHECK_CORDONED. A node whose incarnation is
     not the expected one answers `could_not_run`. Starting one id twice runs it once.
+
+    `storage`: directories that are looked at on each node besides; `Checked.storage` has one answer for each, and the
+    verdict is of the hardware alone. Level 0 looks at nothing else.
     """
 
     @property
     def capabilities(self) -> frozenset[Capability]: ...
 
     def start(
-        self, check: str, nodes: Mapping[NodeId, Incarnation | None], *, level: int, profile: str
+        self,
+        check: str,
+        nodes: Mapping[NodeId, Incarnation | None],
+        *,
+        level: int,
+        profile: str,
+        storage: tuple[str, ...] = (),
     ) -> Accepted: ...
 
     def look(self, look: str, nodes: tuple[NodeId, ...], *, stacks_of: JobId | None) -> Accepted:

@@ -258,10 +258,18 @@ class SimChecks(_Channel):
     def capabilities(self) -> frozenset[Capability]:
         return self._rules.checks
 
-    def start(self, check: str, nodes: Mapping[NodeId, Incarnation | None], *, level: int, profile: str) -> Accepted:
+    def start(
+        self,
+        check: str,
+        nodes: Mapping[NodeId, Incarnation | None],
+        *,
+        level: int,
+        profile: str,
+        storage: tuple[str, ...] = (),
+    ) -> Accepted:
         def effect() -> None:
             self._world.chronicle.note("check.start", check, f"level {level} {profile}".strip())
-            self._world.examinations.check(check, nodes, level=level)
+            self._world.examinations.check(check, nodes, level=level, storage=storage)
 
         return self._mutate("verify", check, _few(nodes), effect)
 

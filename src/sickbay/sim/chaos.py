@@ -107,6 +107,10 @@ class Mischief:
     def outage(self, channel: str, begin: float, end: float, *, hangs: bool = False) -> None:
         self._outages.append(ChannelOutage(channel=channel, begin=begin, end=end, hangs=hangs))
 
+    def mend(self) -> None:
+        """Every outage is over."""
+        self._outages.clear()
+
     def out(self, *channels: str) -> ChannelOutage | None:
         """The outage that takes one of these away now."""
         now = self._scheduler.now

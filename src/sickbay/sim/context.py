@@ -95,6 +95,7 @@ class SimContext:
         self.clusters: dict[str, ClusterRules] = {}
         self.views: dict[str, ClusterView] = {}
         self.seats: dict[NodeId, SimSeat] = {}
+        self.storage_down: set[str] = set()  # shared directories whose server is down
         self._serial = 0
 
     @property

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from functools import partial
 
-from sickbay.model.checkup import Verdict
+from sickbay.model.checkup import StorageSeen, Verdict
 from sickbay.model.facts import Checked, Looked
 from sickbay.model.fleet import Incarnation, NodeId
 from sickbay.sim.agents import Agents
@@ -22,7 +22,9 @@ class Examinations:
         self._workload = workload
         self._mischief = mischief
 
-    def check(self, check: str, nodes: Mapping[NodeId, Incarnation | None], *, level: int) -> None:
+    def check(
+        self, check: str, nodes: Mapping[NodeId, Incarnation | None], *, level: int, storage: tuple[str, ...] = ()
+    ) -> None:
         for node, expect in nodes.items():
             self._ground.chronicle.note("check", node, check)
             seat = self._ground.seats.get(node)
@@ -37,7 +39,7 @@ class Examinations:
                 self._cannot(check, node, seat.voice, level, "the tool did not start", after=takes)
             else:
                 self._disturb(check, seat)
-                self._run(check, seat, level, takes)
+                self._run(check, seat, level, takes, storage)
 
     def _disturb(self, check: str, seat: SimSeat) -> None:
         """A check takes the devices: whatever runs there suffers."""
@@ -61,7 +63,7 @@ class Examinations:
         takes = self._ground.rules.check_takes
         return takes[min(max(level, 1), len(takes)) - 1]
 
-    def _run(self, check: str, seat: SimSeat, level: int, takes: float) -> None:
+    def _run(self, check: str, seat: SimSeat, level: int, takes: float, storage: tuple[str, ...]) -> None:
         turn, after = seat.turn, self._ground.scheduler.after
 
         def show() -> None:
@@ -75,15 +77,42 @@ class Examinations:
                 self._cannot(check, seat.id, seat.voice, level, "the boot ended while it ran", after=1.0)
                 return
             found = [defect.code for defect in seat.defects if defect.found_at <= level]
-            self._say(check, seat, level, Verdict.FAIL if found else Verdict.PASS, ", ".join(found))
+            seen = tuple(self._storage(seat, path) for path in storage)
+            self._say(check, seat, level, Verdict.FAIL if found else Verdict.PASS, ", ".join(found), seen)
 
         if seat.defects:
             after(takes * self._ground.rng.uniform(0.2, 0.9), show)
         after(takes, finish)
 
-    def _say(self, check: str, seat: SimSeat, level: int, verdict: Verdict, because: str) -> None:
+    def _storage(self, seat: SimSeat, path: str) -> StorageSeen:
+        """A path is missing on one node, or its server is down for all of them."""
+        if path in self._ground.storage_down:
+            return StorageSeen(path=path, verdict=Verdict.FAIL, because="it does not answer within 30 s")
+        if path in seat.unmounted:
+            return StorageSeen(path=path, verdict=Verdict.FAIL, because="it does not exist: is it mounted?")
+        if path in seat.bare:
+            return StorageSeen(path=path, verdict=Verdict.PASS, empty=True)
+        return StorageSeen(path=path, verdict=Verdict.PASS, remote=True)
+
+    def _say(
+        self,
+        check: str,
+        seat: SimSeat,
+        level: int,
+        verdict: Verdict,
+        because: str,
+        storage: tuple[StorageSeen, ...] = (),
+    ) -> None:
         self._ground.chronicle.note(f"check.{verdict}", seat.id, check)
-        news = Checked(check=check, node=seat.id, verdict=verdict, incarnation=seat.voice, level=level, because=because)
+        news = Checked(
+            check=check,
+            node=seat.id,
+            verdict=verdict,
+            incarnation=seat.voice,
+            level=level,
+            because=because,
+            storage=storage,
+        )
         self._agents.say(seat, news, f"{check}:{seat.id}")
 
     def _cannot(

@@ -118,6 +118,8 @@ class SimSeat:
     ready_at: float = 0.0  # when the cluster last changed its mind about it
     pooled_at: float = 0.0  # when it came into its pool
     defects: list[SimDefect] = field(default_factory=list)
+    unmounted: set[str] = field(default_factory=set)  # shared directories that this node has not
+    bare: set[str] = field(default_factory=set)  # or in whose place it has an empty directory of its own
     kept_until: float = 0.0  # a disruption budget keeps work there: asked politely before that, it stays
     down_at: dict[int, float] = field(default_factory=dict)  # by turn: when a fence that takes long is done
     next_defects: list[SimDefect] = field(default_factory=list)  # that the next machine here brings along

@@ -8,7 +8,18 @@ import msgspec
 from msgspec.structs import replace
 
 from sickbay.model.checkup import Tested, Verdict
-from sickbay.model.facts import Checked, Checkpointed, Hung, Inventory, Looked, Observed, ResetDone, Stepped, Wrote
+from sickbay.model.facts import (
+    Checked,
+    Checkpointed,
+    Hung,
+    Inventory,
+    Looked,
+    Observed,
+    RankEnded,
+    ResetDone,
+    Stepped,
+    Wrote,
+)
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import Capability, Device, Incarnation, JobId, NodeId
 from sickbay.model.incident import Incident, Phase
@@ -299,7 +310,9 @@ def _odd_item(rng: Random, sim: Simulation, seat: SimSeat) -> ItemNews:
             loss = rng.choice([None, *FLOATS])
             return Stepped(job=job, attempt=number, step=number, resumed_from=number, skipped=(text,) * 3, loss=loss)
         case 6:
-            return Wrote(job=job, attempt=number, text=text)
+            if number % 2:
+                return Wrote(job=job, attempt=number, text=text)
+            return RankEnded(job=job, attempt=number, rank=number, exit_code=number, why=text, tail=text)
         case 7:
             return Hung(job=job, attempt=number, because=text)
         case 8:

@@ -209,6 +209,12 @@ class Workload:
             first = next(node for node in attempt.nodes if node in attempt.alive)
             self.rank_dies(self._ground.seats[first], attempt, exit_code=exit_code, cause="application", tail=tail)
 
+    def complete(self, job: JobId) -> None:
+        """Its script comes to its end."""
+        found = self.job(job)
+        if found.last is not None and found.last.alive:
+            self._complete(found, found.last)
+
     def finish(self, job: JobId, reason: EndReason, cause: str) -> None:
         """Others end the job: its owner, or a job of higher rank."""
         found = self.job(job)

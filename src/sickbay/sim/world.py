@@ -182,6 +182,9 @@ class World:
     def crash(self, job: JobId, *, exit_code: int = 1, tail: str = TRACEBACK) -> None:
         self.workload.crash(job, exit_code=exit_code, tail=tail)
 
+    def complete(self, job: JobId) -> None:
+        self.workload.complete(job)
+
     def hang(self, job: JobId) -> None:
         self.workload.hang(job)
 

@@ -1,22 +1,20 @@
 """The Checks port's contract."""
 
-import pytest
-
 from sickbay.model.facts import Checked, Looked
-from sickbay.model.fleet import Capability
+from sickbay.model.fleet import Capability, NodeId
 from sickbay.testing.cluster_rig import (
-    SENDINGS,
     ClusterRig,
     attempts,
+    cordon,
     holder,
     job_of,
     need,
-    owner_of,
     run_job,
-    send,
+    stop,
     stranger,
     where,
 )
+from sickbay.testing.cluster_sendings import send_twice
 
 
 class CheckContract:
@@ -26,22 +24,21 @@ class CheckContract:
         news = [fact.news for fact in rig.facts]
         return {found.node: found for found in news if isinstance(found, Checked) and found.check == rig.named(check)}
 
-    @pytest.mark.parametrize("how", SENDINGS)
-    def test_a_check_answers_once_for_each_node(self, rig: ClusterRig, how: str) -> None:
+    def test_a_check_answers_once_for_each_node(self, rig: ClusterRig) -> None:
         need(rig, Capability.CHECK)
         nodes = {node: holder(rig, node) for node in rig.nodes()[:3]}
-        send(rig, how, lambda: rig.checks.start(rig.named("k1"), nodes, level=1, profile=""))
+        send_twice(lambda: rig.checks.start(rig.named("k1"), nodes, level=1, profile=""))
         rig.wait(lambda: len(self._verdicts(rig, "k1")) == 3)
         rig.settle()
-        ids = [fact.id for fact in rig.facts if isinstance(fact.news, Checked)]
-        assert len(set(ids)) == 3
+        answers = (fact for fact in rig.facts if isinstance(fact.news, Checked) and fact.news.check == rig.named("k1"))
+        assert len({fact.id for fact in answers}) == 3
         assert {found.verdict for found in self._verdicts(rig, "k1").values()} == {"pass"}
         assert all(self._verdicts(rig, "k1")[node].incarnation.agrees(holder) for node, holder in nodes.items())
 
     def test_a_check_runs_on_a_cordoned_node(self, rig: ClusterRig) -> None:
         need(rig, Capability.CHECK, Capability.CHECK_CORDONED)
         node = rig.nodes()[0]
-        rig.cluster.cordon(node, owner=owner_of(rig), reason="r", key=rig.named("c1"), expect=None)
+        cordon(rig, node)
         rig.settle()
         rig.checks.start(rig.named("k1"), {node: holder(rig, node)}, level=1, profile="")
         rig.wait(lambda: bool(self._verdicts(rig, "k1")))
@@ -58,25 +55,19 @@ class CheckContract:
 
     def test_a_look_is_answered_by_each_node(self, rig: ClusterRig) -> None:
         need(rig, Capability.LOOK)
-        nodes = tuple(rig.nodes()[:3])
-        rig.checks.look(rig.named("l1"), nodes, stacks_of=None)
-        rig.wait(
-            lambda: (
-                {
-                    fact.news.node
-                    for fact in rig.facts
-                    if isinstance(fact.news, Looked) and fact.news.look == rig.named("l1")
-                }
-                == set(nodes)
-            )
-        )
+        nodes, look = tuple(rig.nodes()[:3]), rig.named("l1")
+        rig.checks.look(look, nodes, stacks_of=None)
+        rig.wait(lambda: self._who_looked(rig, look) == set(nodes))
 
-    @pytest.mark.parametrize("how", SENDINGS)
-    def test_an_ask_to_save_ends_nothing_however_often_it_comes(self, rig: ClusterRig, how: str) -> None:
+    def _who_looked(self, rig: ClusterRig, look: str) -> set[NodeId]:
+        news = (fact.news for fact in rig.facts)
+        return {found.node for found in news if isinstance(found, Looked) and found.look == look}
+
+    def test_an_ask_to_save_ends_nothing_however_often_it_comes(self, rig: ClusterRig) -> None:
         need(rig, Capability.ASK_TO_SAVE)
         ran = run_job(rig)
         ask = rig.named("ask-1")
-        send(rig, how, lambda: rig.checks.ask_to_save(ask, tuple(ran), job=job_of(rig), attempt=1))
+        send_twice(lambda: rig.checks.ask_to_save(ask, tuple(ran), job=job_of(rig), attempt=1))
         rig.settle()
         assert sorted(where(rig)) == sorted(ran)
         assert attempts(rig)[1].end is None
@@ -85,7 +76,7 @@ class CheckContract:
         """What has ended is not asked, and who asks is not told that it failed: the mail may have been on its way."""
         need(rig, Capability.ASK_TO_SAVE)
         ran = run_job(rig)
-        rig.cluster.stop(job_of(rig), 1, final=True, key=rig.named("stop-1"))
+        stop(rig, final=True)
         rig.wait(lambda: not where(rig))
         rig.checks.ask_to_save(rig.named("ask-1"), tuple(ran), job=job_of(rig), attempt=1)
         rig.settle()

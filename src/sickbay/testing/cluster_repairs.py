@@ -1,27 +1,28 @@
 """The Machines port's contract."""
 
+from collections.abc import Callable
 from contextlib import suppress
 
 import msgspec
 import pytest
 
 from sickbay.model.errors import Rejected, Transient
-from sickbay.model.facts import ResetDone
+from sickbay.model.facts import Fact, ResetDone
 from sickbay.model.fleet import Capability, Incarnation, NodeId
 from sickbay.ports.cluster import Accepted
 from sickbay.testing.cluster_rig import (
-    SENDINGS,
     ClusterRig,
     attempts,
     holder,
-    job_of,
+    is_ready,
     need,
     run_job,
-    seen,
-    send,
+    stop,
     stranger,
+    was_refused,
     where,
 )
+from sickbay.testing.cluster_sendings import SENDINGS, Send, play, send_twice
 
 
 class RepairContract:
@@ -30,32 +31,35 @@ class RepairContract:
     @pytest.mark.parametrize("how", SENDINGS)
     def test_a_reboot_sent_twice_boots_once(self, rig: ClusterRig, how: str) -> None:
         need(rig, Capability.REBOOT)
-        node = rig.nodes()[0]
-        old, boots = holder(rig, node), set[str]()
 
-        def changed() -> bool:
-            now = holder(rig, node)
-            boots.add(now.boot_id)
-            return now.boot_id != old.boot_id
+        def scene(send: Send) -> None:
+            node = rig.nodes()[0]
+            old = holder(rig, node)
+            boots = {old.boot_id}
 
-        send(rig, how, lambda: rig.machines.reboot(node, key=rig.named("b1"), expect=old))
-        rig.wait(changed)
-        with suppress(Rejected):
-            rig.machines.reboot(node, key=rig.named("b1"), expect=old)
-        rig.settle()
-        changed()
-        assert len(boots) == 2
-        assert holder(rig, node).same_holder(old)
+            def has_booted() -> bool:
+                boots.add(holder(rig, node).boot_id)
+                return holder(rig, node).boot_id != old.boot_id
 
-    @pytest.mark.parametrize("how", SENDINGS)
-    def test_a_replacement_sent_twice_brings_one_machine(self, rig: ClusterRig, how: str) -> None:
+            send(lambda: rig.machines.reboot(node, key=rig.named("b1"), expect=old))
+            rig.wait(has_booted)
+            with suppress(Rejected):
+                rig.machines.reboot(node, key=rig.named("b1"), expect=old)
+            rig.settle()
+            assert has_booted()
+            assert len(boots) == 2
+            assert holder(rig, node).same_holder(old)
+
+        play(rig, how, scene)
+
+    def test_a_replacement_sent_twice_brings_one_machine(self, rig: ClusterRig) -> None:
         need(rig, Capability.REPLACE)
         if "replace" in rig.machines.blind:
             pytest.skip("this adapter's replace is blind")
         before = {found.node: found.incarnation.instance_id for found in rig.cluster.snapshot().nodes}
         node = rig.nodes()[0]
         old = holder(rig, node)
-        send(rig, how, lambda: rig.machines.replace(node, key=rig.named("r1"), expect=old))
+        send_twice(lambda: rig.machines.replace(node, key=rig.named("r1"), expect=old))
         rig.settle()
         after = {found.node: found.incarnation.instance_id for found in rig.cluster.snapshot().nodes}
         assert len(after) == len(before)
@@ -63,45 +67,82 @@ class RepairContract:
         assert old.instance_id not in after.values()
         assert (node in after) is (Capability.SEAT_KEPT in rig.cluster.capabilities)
 
-    @pytest.mark.parametrize("how", SENDINGS)
-    def test_a_reset_sent_twice_is_confirmed_and_boots_nothing(self, rig: ClusterRig, how: str) -> None:
+    def test_a_restart_of_the_agent_sent_twice_is_no_new_boot(self, rig: ClusterRig) -> None:
+        need(rig, Capability.RESTART_SERVICE)
+        node = run_job(rig)[0]
+        old = holder(rig, node)
+        send_twice(lambda: rig.machines.restart_service(node, key=rig.named("a1"), expect=old))
+        rig.settle()
+        assert holder(rig, node) == old
+        assert node in where(rig)
+
+    def test_a_reset_sent_twice_is_confirmed_and_boots_nothing(self, rig: ClusterRig) -> None:
         need(rig, Capability.RESET_GPU)
         node = rig.nodes()[0]
-        old = holder(rig, node)
-        send(rig, how, lambda: rig.machines.reset(node, (0,), key=rig.named("s1"), expect=old))
-        rig.wait(lambda: any(_is_done(fact.news, rig.named("s1"), node, old) for fact in rig.facts))
+        old, key = holder(rig, node), rig.named("s1")
+        send_twice(lambda: rig.machines.reset(node, (0,), key=key, expect=old))
+        rig.wait(lambda: any(_is_done(fact, key, node, old) for fact in rig.facts))
         rig.settle()
-        assert len({fact.id for fact in rig.facts if isinstance(fact.news, ResetDone)}) == 1
+        assert len({fact.id for fact in _resets(rig, key)}) == 1
         assert holder(rig, node) == old
 
     def test_a_reset_under_a_rank_is_refused(self, rig: ClusterRig) -> None:
         need(rig, Capability.RESET_GPU)
         node = run_job(rig)[0]
-        with pytest.raises(Rejected):
-            rig.machines.reset(node, (0,), key=rig.named("s1"), expect=holder(rig, node))
+        rig.settle()  # where nothing runs yet, though it is ordered, there is nothing to refuse
+        key = rig.named("s1")
+        _refused(rig, key, lambda: rig.machines.reset(node, (0,), key=key, expect=holder(rig, node)))
         rig.settle()
         assert node in where(rig)
+        assert not _resets(rig, key)
 
     @pytest.mark.parametrize("repair", ["restart_service", "reset_gpu", "reboot", "replace"])
     def test_a_repair_of_another_incarnation_is_refused_and_changes_nothing(self, rig: ClusterRig, repair: str) -> None:
         need(rig, Capability(repair))
         node = rig.nodes()[0]
-        old = holder(rig, node)
-        with pytest.raises(Rejected):
-            _repair(rig, repair, node, stranger(old))
+        old, key = holder(rig, node), rig.named("k")
+        _refused(rig, key, lambda: _repair(rig, repair, node, stranger(old)))
         rig.settle()
         assert holder(rig, node) == old
-        assert not [fact for fact in rig.facts if isinstance(fact.news, ResetDone)]
+        assert not _resets(rig, key)
 
-    @pytest.mark.parametrize("how", SENDINGS)
-    def test_after_a_fence_nothing_runs_there(self, rig: ClusterRig, how: str) -> None:
+    def test_a_reboot_ends_what_ran_there(self, rig: ClusterRig) -> None:
+        need(rig, Capability.REBOOT)
+        node = run_job(rig)[0]
+        rig.machines.reboot(node, key=rig.named("b1"), expect=holder(rig, node))
+        rig.wait(lambda: node not in where(rig) and attempts(rig)[1].end is not None)
+        rig.wait(lambda: is_ready(rig, node))
+        rig.settle()
+        assert node not in where(rig)
+
+    @pytest.mark.parametrize("repair", ["restart_service", "reboot", "replace"])
+    def test_a_repair_of_a_node_that_is_not_there_is_refused(self, rig: ClusterRig, repair: str) -> None:
+        need(rig, Capability(repair))
+        with pytest.raises(Rejected):
+            _repair(rig, repair, NodeId(f"{rig.cluster.id}/nobody"), holder(rig, rig.nodes()[0]))
+
+
+class FenceContract:
+    """A fence is done when nothing of the one that was meant can write any more; nobody else is touched."""
+
+    def test_after_a_fence_nothing_runs_there(self, rig: ClusterRig) -> None:
         need(rig, Capability.FENCE)
         node = run_job(rig)[0]
         there = holder(rig, node)
-        rig.cluster.stop(job_of(rig), 1, final=False, key=rig.named("stop-1"))
-        send(rig, how, lambda: rig.machines.fence(node, key=rig.named("f1"), expect=there))
+        stop(rig)
+        with suppress(Transient):
+            rig.machines.fence(node, key=rig.named("f1"), expect=there)
         rig.wait(lambda: self._fence_done(rig, node, there))
         rig.wait(lambda: node not in where(rig))
+
+    def test_a_fence_that_says_done_has_left_nothing_alive(self, rig: ClusterRig) -> None:
+        need(rig, Capability.FENCE)
+        node = run_job(rig)[0]
+        rig.settle()
+        assert rig.living_ranks(node)
+        there = holder(rig, node)
+        rig.wait(lambda: self._fence_done(rig, node, there))
+        assert not rig.living_ranks(node)
 
     @pytest.mark.parametrize("unknown", ["uid", "instance_id", "boot_id"])
     def test_who_knows_less_of_a_machine_fences_it_all_the_same(self, rig: ClusterRig, unknown: str) -> None:
@@ -109,9 +150,9 @@ class RepairContract:
         node = run_job(rig)[0]
         rig.settle()  # a machine on which nothing runs yet may be left alone
         less = msgspec.structs.replace(holder(rig, node), **{unknown: ""})
-        rig.cluster.stop(job_of(rig), 1, final=False, key=rig.named("stop-1"))
+        stop(rig)
         rig.wait(lambda: self._fence_done(rig, node, less))
-        rig.wait(lambda: not self._ready(rig, node))
+        rig.wait(lambda: not is_ready(rig, node))
 
     def test_a_fence_that_was_meant_for_another_incarnation_touches_nobody(self, rig: ClusterRig) -> None:
         need(rig, Capability.FENCE)
@@ -121,18 +162,20 @@ class RepairContract:
             rig.machines.fence(nodes[0], key=rig.named("f1"), expect=stranger(old))
         rig.settle()
         assert where(rig) == nodes
-        assert self._ready(rig, nodes[0])
+        assert is_ready(rig, nodes[0])
         assert holder(rig, nodes[0]) == old
 
-    def test_a_late_fence_leaves_the_next_boot_alone(self, rig: ClusterRig) -> None:
+    @pytest.mark.parametrize("expects", [False, True], ids=["under its key", "another, of the boot before"])
+    def test_a_late_fence_leaves_the_next_boot_alone(self, rig: ClusterRig, expects: bool) -> None:
         need(rig, Capability.FENCE, Capability.REBOOT)
         node, down = self._fenced(rig)
         rig.machines.reboot(node, key=rig.named("b1"), expect=down)
-        rig.wait(lambda: self._ready(rig, node))
+        rig.wait(lambda: is_ready(rig, node))
         new = holder(rig, node)
-        assert rig.machines.fence(node, key=rig.named("f1"), expect=None).done
+        key, expect = (rig.named("f2"), down) if expects else (rig.named("f1"), None)
+        assert rig.machines.fence(node, key=key, expect=expect).done
         rig.settle()
-        assert self._ready(rig, node)
+        assert is_ready(rig, node)
         assert holder(rig, node) == new
 
     def test_of_a_machine_that_does_not_run_the_holder_decides(self, rig: ClusterRig) -> None:
@@ -142,7 +185,7 @@ class RepairContract:
         with pytest.raises(Rejected):
             rig.machines.reboot(node, key=rig.named("b1"), expect=other)
         rig.machines.reboot(node, key=rig.named("b2"), expect=stranger(down))
-        rig.wait(lambda: self._ready(rig, node))
+        rig.wait(lambda: is_ready(rig, node))
         assert holder(rig, node).same_holder(down)
         assert holder(rig, node) != down
 
@@ -155,34 +198,29 @@ class RepairContract:
     def _fenced(self, rig: ClusterRig) -> tuple[NodeId, Incarnation]:
         node = run_job(rig)[0]
         rig.settle()  # a machine on which nothing runs yet may be left alone
-        rig.cluster.stop(job_of(rig), 1, final=False, key=rig.named("stop-1"))
+        stop(rig)
         rig.machines.fence(node, key=rig.named("f1"), expect=None)
-        rig.wait(lambda: not self._ready(rig, node))
+        rig.wait(lambda: not is_ready(rig, node))
         return node, holder(rig, node)
 
-    def _ready(self, rig: ClusterRig, node: NodeId) -> bool:
-        found = seen(rig, node)
-        return found is not None and found.ready
 
-    def test_a_reboot_ends_what_ran_there(self, rig: ClusterRig) -> None:
-        need(rig, Capability.REBOOT)
-        node = run_job(rig)[0]
-        rig.machines.reboot(node, key=rig.named("b1"), expect=holder(rig, node))
-        rig.wait(lambda: node not in where(rig) and attempts(rig)[1].end is not None)
-        rig.wait(lambda: self._ready(rig, node))
-        rig.settle()
-        assert node not in where(rig)
-
-    @pytest.mark.parametrize("repair", ["restart_service", "reboot", "replace"])
-    def test_a_repair_of_a_node_that_is_not_there_is_refused(self, rig: ClusterRig, repair: str) -> None:
-        need(rig, Capability(repair))
-        with pytest.raises(Rejected):
-            _repair(rig, repair, NodeId(f"{rig.cluster.id}/nobody"), holder(rig, rig.nodes()[0]))
+def _resets(rig: ClusterRig, key: str) -> list[Fact]:
+    return [fact for fact in rig.facts if isinstance(fact.news, ResetDone) and fact.news.key == key]
 
 
-def _is_done(news: object, key: str, node: NodeId, who: Incarnation) -> bool:
+def _is_done(fact: Fact, key: str, node: NodeId, who: Incarnation) -> bool:
     """A confirmation of a reset, by whoever may not know all that the cluster knows of the node."""
+    news = fact.news
     return isinstance(news, ResetDone) and (news.key, news.node) == (key, node) and news.incarnation.agrees(who)
+
+
+def _refused(rig: ClusterRig, key: str, call: Callable[[], Accepted]) -> None:
+    """At once, or by whoever was to do it."""
+    try:
+        call()
+    except Rejected:
+        return
+    rig.wait(lambda: was_refused(rig, key))
 
 
 def _repair(rig: ClusterRig, repair: str, node: NodeId, expect: Incarnation) -> Accepted:

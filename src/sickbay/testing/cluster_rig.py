@@ -1,72 +1,79 @@
-"""What the suites of the Cluster, Machines and Checks ports stand on: a rig, and words for what it shows."""
+"""Rig (test harness) of the suites for the Cluster, Machines and Checks ports, and words for what it shows.
+
+One cluster serves all tests of a suite: it may be slow to build, and shared with others. So every name is unique
+(`named`), what a test leaves behind is mended (`clean`), and nothing waits for a time instead of a condition.
+"""
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from typing import Protocol
+from contextlib import AbstractContextManager
+from typing import Literal, NoReturn, Protocol
 
 import msgspec
 import pytest
 
 from sickbay.model.cordon import cordon_of
-from sickbay.model.errors import Rejected, Transient, Unknown
-from sickbay.model.facts import Fact, JobSeen, NodeSeen
+from sickbay.model.facts import CallResult, Fact, JobSeen, NodeSeen, Outcome
 from sickbay.model.fleet import Capability, Incarnation, JobId, NodeId
-from sickbay.model.job import JobSpec, RankState
+from sickbay.model.job import End, JobSpec, RankState
 from sickbay.ports.checks import Checks
 from sickbay.ports.cluster import Accepted, Cluster
 from sickbay.ports.machines import Machines
 
 JOB = "contract"
 
+Moment = Literal["before", "after"]
+Trouble = Literal["down", "hangs", "refuses", "no permission"]
+
+
+def lacks(what: str) -> NoReturn:
+    """For a rig: skips the test, as its cluster knows no such thing."""
+    pytest.skip(f"nothing to try here: {what}")
+
+
+class FarCalls(Protocol):
+    """The calls that mutations make on the wire: requests through a proxy, a command in PATH, effects on files."""
+
+    def begin(self) -> None:
+        """Counts from zero; nothing is cut."""
+        ...
+
+    def count(self) -> int:
+        """So many calls were made since `begin`."""
+        ...
+
+    def cut(self, number: int, moment: Moment) -> None:
+        """Begins, and cuts the call of this number (the first is 1): on its way there, or on its way back."""
+        ...
+
 
 class ClusterRig(Protocol):
-    """What the suite needs around the adapters: at least four idle nodes of one pool, and power over the connection."""
+    """What the suite needs around the adapters: four idle nodes of one pool or more, and power over the connection.
+
+    Subclass it. What others do is done by the cluster's own means, never through our port; a method that skips here
+    (`lacks`) is one that a cluster may not have.
+    """
 
     cluster: Cluster
     machines: Machines
     checks: Checks
-    facts: Sequence[Fact]  # all that was delivered so far
+    far_calls: FarCalls
+    limit: float  # seconds: no call of a port lasts longer, whatever is the matter with the far side
 
-    def nodes(self) -> list[NodeId]: ...
+    @property
+    def facts(self) -> Sequence[Fact]:
+        """All that was delivered so far, over all tests."""
+        ...
+
+    def nodes(self) -> list[NodeId]:
+        """The nodes that are there now, in an order that stays."""
+        ...
 
     def named(self, name: str) -> str:
-        """A key or a job's name that no other test uses: a cluster that is shared remembers what it was told."""
+        """A key or a job's name that no other test uses, nor this one after `clean`: clusters remember keys."""
         ...
 
-    def others_cordon(self, node: NodeId) -> str:
-        """A person takes the node out of service with the cluster's own means; returns the owner that reads show."""
-        ...
-
-    def others_work(self, node: NodeId) -> None:
-        """Something that Sickbay does not manage runs there until it is moved (where there is Capability.DRAIN)."""
-        ...
-
-    def native_job(self, name: str, nodes: int) -> JobId:
-        """Somebody submits a job to the cluster; its own controller runs it again (where there is Capability.RERUN)."""
-        ...
-
-    def say(self, node: NodeId) -> bool:
-        """The cluster tells something of the node besides (`Told`). False: this one never does."""
-        ...
-
-    def spec(self, nodes: int, says: str = "") -> JobSpec:
-        """A job that runs until it is stopped. Where ranks have logs, each writes `says` first."""
-        ...
-
-    def impossible(self) -> JobSpec | None:
-        """A job that this cluster could never run as it is written; None: it runs whatever a spec can say."""
-        ...
-
-    def cut_before(self) -> None:
-        """The next mutation is lost on its way."""
-        ...
-
-    def cut_after(self) -> None:
-        """The next mutation takes effect and its answer is lost."""
-        ...
-
-    def outdated_cursor(self) -> str:
-        """A cursor that was good once and lies too far back now."""
+    def clean(self) -> None:
+        """Our cordons off, our jobs gone, others' acts undone by others' means, four nodes or more ready and free."""
         ...
 
     def wait(self, condition: Callable[[], bool]) -> None:
@@ -74,29 +81,77 @@ class ClusterRig(Protocol):
         ...
 
     def settle(self) -> None:
-        """Lets so much time pass that every effect under way is over and visible."""
+        """Waits until `as_of` has passed the last mutation and, by the cluster's own words, nothing is under way."""
         ...
 
+    def spec(self, nodes: int, says: str = "") -> JobSpec:
+        """A job that runs until it is stopped, or finished. Where ranks have logs, each writes `says` first."""
+        ...
 
-# How a call is sent: what happens to the first sending, before it is repeated under the same key.
-SENDINGS = ("twice", "cut before", "cut after")
+    def impossible(self) -> JobSpec:
+        """A job that this cluster could never run as it is written."""
+        lacks("it runs whatever a spec can say")
 
+    def outdated_cursor(self) -> str:
+        """A cursor that was good once and lies too far back now."""
+        ...
 
-def send(rig: ClusterRig, how: str, call: Callable[[], Accepted]) -> None:
-    """Sends one call two times under one key; the second may be refused because the first has changed what is there."""
-    match how:
-        case "twice":
-            call()
-        case "cut before":
-            rig.cut_before()
-            with pytest.raises((Transient, Unknown)):
-                call()
-        case "cut after":
-            rig.cut_after()
-            with pytest.raises(Unknown):
-                call()
-    with suppress(Rejected):
-        call()
+    # --- what others do
+    def others_cordon(self, node: NodeId) -> str:
+        """A person takes the node out of service; returns the owner that reads show."""
+        ...
+
+    def others_uncordon(self, node: NodeId) -> None:
+        """That person puts it back."""
+        ...
+
+    def others_work(self, node: NodeId) -> None:
+        """Something that Sickbay does not manage runs there until it is moved (where there is Capability.DRAIN)."""
+        lacks(f"nobody but Sickbay runs anything on {node}")
+
+    def others_reboot(self, node: NodeId) -> None:
+        """A person restarts the machine."""
+        lacks(f"nobody but Sickbay restarts {node}")
+
+    def others_replace(self, node: NodeId) -> None:
+        """A person puts another machine in its place: under its name, or under another."""
+        lacks(f"nobody but Sickbay replaces {node}")
+
+    def native_job(self, name: str, nodes: int) -> JobId:
+        """Somebody submits a job to the cluster; its own controller runs it again (where there is Capability.RERUN)."""
+        lacks(f"only Sickbay starts jobs, such as {name} on {nodes} nodes")
+
+    def native_restart(self, job: JobId) -> None:
+        """Its attempt fails, and the job's own controller runs it again."""
+        lacks(f"no controller but Sickbay runs {job} again")
+
+    def cancel_by_owner(self, job: JobId) -> None:
+        """Whose job it is takes it back."""
+        lacks(f"only Sickbay ends {job}")
+
+    def preempt(self, job: JobId) -> None:
+        """The cluster takes its nodes for something that matters more."""
+        lacks(f"nothing takes the nodes of {job}")
+
+    def finish(self, job: JobId, code: int) -> None:
+        """Its ranks end by themselves with this exit code (one of them first, if it is not 0)."""
+        lacks(f"ranks of {job} cannot be told to end with {code}")
+
+    def living_ranks(self, node: NodeId) -> int:
+        """How many of our jobs' processes truly live on the machine, by its own word, not by the cluster's."""
+        lacks(f"nobody can look into {node}")
+
+    def say(self, node: NodeId) -> None:
+        """The cluster tells something of the node besides (`Told`)."""
+        lacks(f"the cluster says nothing of {node} besides")
+
+    # --- trouble
+    def break_far_side(self, how: Trouble) -> AbstractContextManager[None]:
+        """While it lasts the far side is down, hangs, refuses everything, or has taken our permissions away.
+
+        What is sent meanwhile has no effect, then or later.
+        """
+        lacks(f"it cannot be made so: {how}")
 
 
 def need(rig: ClusterRig, *capabilities: Capability) -> None:
@@ -110,10 +165,19 @@ def seen(rig: ClusterRig, node: NodeId) -> NodeSeen | None:
     return next((found for found in rig.cluster.snapshot().nodes if found.node == node), None)
 
 
-def holder(rig: ClusterRig, node: NodeId) -> Incarnation:
+def shown(rig: ClusterRig, node: NodeId) -> NodeSeen:
     found = seen(rig, node)
     assert found is not None, f"{node} is not in the snapshot"
-    return found.incarnation
+    return found
+
+
+def holder(rig: ClusterRig, node: NodeId) -> Incarnation:
+    return shown(rig, node).incarnation
+
+
+def is_ready(rig: ClusterRig, node: NodeId) -> bool:
+    found = seen(rig, node)
+    return found is not None and found.ready
 
 
 def job_of(rig: ClusterRig, name: str = JOB) -> JobId:
@@ -124,27 +188,49 @@ def owner_of(rig: ClusterRig) -> str:
     return cordon_of(rig.named("contract"))
 
 
-def attempts(rig: ClusterRig, job: str = JOB) -> dict[int, JobSeen]:
-    return {found.attempt: found for found in rig.cluster.snapshot().jobs if found.job == job_of(rig, job)}
+def attempts(rig: ClusterRig, job: JobId | None = None) -> dict[int, JobSeen]:
+    """What is shown of a job; of the one that `start` starts, if none is named."""
+    wanted = job or job_of(rig)
+    return {found.attempt: found for found in rig.cluster.snapshot().jobs if found.job == wanted}
 
 
-def where(rig: ClusterRig, attempt: int = 1, job: str = JOB) -> list[NodeId]:
+def where(rig: ClusterRig, attempt: int = 1, job: JobId | None = None) -> list[NodeId]:
     """The nodes on which the attempt's ranks run."""
     found = attempts(rig, job).get(attempt)
     return [] if found is None else [node for node, state in found.ranks.items() if state is RankState.RUNNING]
+
+
+def end_of(rig: ClusterRig, attempt: int = 1, job: JobId | None = None) -> End | None:
+    """How it ended, once nothing of it runs."""
+    found = attempts(rig, job).get(attempt)
+    return None if found is None or RankState.RUNNING in found.ranks.values() else found.end
 
 
 def stranger(incarnation: Incarnation) -> Incarnation:
     return msgspec.structs.replace(incarnation, boot_id="a boot that never was")
 
 
-def start(rig: ClusterRig, key: str = "start-1", *, attempt: int = 1, on: int = 2, job: str = JOB) -> Accepted:
+def cordon(rig: ClusterRig, node: NodeId, *, expect: Incarnation | None = None) -> Accepted:
+    return rig.cluster.cordon(node, owner=owner_of(rig), reason="r", key=rig.named("c1"), expect=expect)
+
+
+def start(rig: ClusterRig, key: str = "start-1", *, attempt: int = 1, on: int = 2, first: int = 0) -> Accepted:
     place = Capability.PLACE in rig.cluster.capabilities
-    nodes = dict.fromkeys(rig.nodes()[:on], ()) if place else {}
-    return rig.cluster.start(job_of(rig, job), attempt, spec=rig.spec(on), nodes=nodes, avoid=(), key=rig.named(key))
+    nodes = dict.fromkeys(rig.nodes()[first : first + on], ()) if place else {}
+    return rig.cluster.start(job_of(rig), attempt, spec=rig.spec(on), nodes=nodes, avoid=(), key=rig.named(key))
+
+
+def stop(rig: ClusterRig, *, final: bool = False, key: str = "stop-1") -> Accepted:
+    return rig.cluster.stop(job_of(rig), 1, final=final, key=rig.named(key))
 
 
 def run_job(rig: ClusterRig, on: int = 2) -> list[NodeId]:
     start(rig, on=on)
     rig.wait(lambda: len(where(rig)) == on)
     return where(rig)
+
+
+def was_refused(rig: ClusterRig, key: str) -> bool:
+    """Whoever carries it out has refused it: a channel that works through agents hears that later."""
+    answers = (fact.news for fact in rig.facts)
+    return any(isinstance(news, Outcome) and news.key == key and news.result is CallResult.REJECTED for news in answers)

@@ -40,9 +40,17 @@ class AgentChecks:
         checks = {Capability.CHECK, Capability.CHECK_CORDONED, Capability.CHECK_BY_AGENT}
         return frozenset({*checks, Capability.LOOK, Capability.ASK_TO_SAVE})
 
-    def start(self, check: str, nodes: Mapping[NodeId, Incarnation | None], *, level: int, profile: str) -> Accepted:
+    def start(
+        self,
+        check: str,
+        nodes: Mapping[NodeId, Incarnation | None],
+        *,
+        level: int,
+        profile: str,
+        storage: tuple[str, ...] = (),
+    ) -> Accepted:
         within = BEGINS_WITHIN[min(max(level, 1), max(BEGINS_WITHIN))]
-        return self._post(check, nodes, RunCheck(check=check, level=level, profile=profile), within)
+        return self._post(check, nodes, RunCheck(check=check, level=level, profile=profile, storage=storage), within)
 
     def look(self, look: str, nodes: tuple[NodeId, ...], *, stacks_of: JobId | None) -> Accepted:
         order = RunLook(look=look, stacks_of=stacks_of, settle=self._settle)

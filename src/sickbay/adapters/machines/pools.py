@@ -11,8 +11,8 @@ from sickbay.ports.machines import Machines
 class PooledMachines:
     """`pools`: globs of pools, in order; the first that fits counts. `pool_of` reads a node's pool, `""`: not known.
 
-    What one pool can do counts as the cluster's: a rung that a node's own pool cannot do is refused when it is asked
-    for, and the ladder goes on. A rung that is blind in one pool counts as blind in all.
+    What any pool can do counts as the cluster's, where nobody asks for a pool; a call that a node's own pool cannot do
+    is refused.
     """
 
     def __init__(self, pools: Mapping[str, Machines], pool_of: Callable[[NodeId], str]) -> None:

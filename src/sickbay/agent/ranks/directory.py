@@ -37,7 +37,7 @@ RANK_FILE, ALIVE, HEARTBEAT, SAVE_ASKED = "rank.json", "alive", "heartbeat.json"
 OPEN_TO_ALL = 0o1777
 ITS_OWNERS_ONLY = 0o700  # what a training writes is nobody else's to read
 MOST = 1 << 16  # bytes of a rank.json
-NAMES = 4096  # directories that are looked at
+NAMES = 50_000  # directories that are looked at
 LONGEST = 200  # characters of a job's id
 RULES, PATTERN = 20, 1000  # log rules of a rank, and characters of a pattern
 
@@ -160,6 +160,8 @@ def _mistake(run: Path, file: RankFile) -> str:
         return f"its {RANK_FILE} is that of {name_of(*file.key)[:LONGEST]}"
     if len(file.log_rules) > RULES or any(len(rule.pattern) > PATTERN for rule in file.log_rules):
         return f"it has more than {RULES} log rules, or one of more than {PATTERN} characters"
+    if not 0 <= (file.rendezvous or 0.0) < 1e9:
+        return "how long it waits for the others is no time"
     code = file.exit_code
     if not all(0 <= seconds < 1e9 for seconds in (file.stall_after, file.start_within)):
         return "a time after which it would hang is no time"

@@ -9,7 +9,8 @@ from pathlib import PurePath
 from typing import Final, NamedTuple
 from zlib import crc32
 
-OPEN_FOR: Final = 1800.0  # seconds: as long as a replacement and its check mostly take
+from sickbay.model.job import OPEN_FOR
+
 # What the static backend, c10d and the c10d store call their time-outs; each takes its own and leaves the others.
 CONF: Final = ",".join(f"{name}={OPEN_FOR:.0f}" for name in ("timeout", "join_timeout", "read_timeout"))
 TORCH_WAITS: Final = 600.0  # seconds, where nobody says another

@@ -11,6 +11,7 @@ from sickbay.agent.probes.heartbeats import AttemptProgress, Beat
 from sickbay.agent.probes.log_rules import OutputWatch
 from sickbay.agent.ranks.directory import (
     HEARTBEAT,
+    NAMES,
     RANK_FILE,
     FoundRank,
     RankFile,
@@ -21,8 +22,9 @@ from sickbay.agent.ranks.directory import (
     runner_of,
 )
 from sickbay.agent.ranks.endings import rank_ended, tail_of
-from sickbay.model.facts import Hung, Observed, RuleOff
+from sickbay.model.facts import Hung, Observed, RankWaits, RuleOff
 from sickbay.model.fleet import JobId, NodeId
+from sickbay.model.job import OPEN_FOR
 from sickbay.model.protocol import Item
 
 AttemptKey = tuple[JobId, int]
@@ -142,6 +144,10 @@ class RankWatch:
         listing = _Listing()
         known = {watched.run.name for watched in self._watched.values()}
         names = names_in(self._base)
+        if len(names) >= NAMES:
+            listing.wrong[""] = (
+                f"{ranks_dir(self._base)} has {NAMES} directories or more: some ranks may not be watched"
+            )
         listing.passed = self._passed.intersection(names)
         for name in names:
             if name in known or name in listing.passed:
@@ -188,6 +194,7 @@ class RankWatch:
                 continue
             self._owners[new.file.job, new.file.attempt] = new.owner
             self._watched[new.file.key] = _take_up(new, now)
+            found.extend(self._waits_for(new.file))
         gone = []
         for key, file in listing.over.items():
             if (watched := self._watched.pop(key, None)) is not None:
@@ -203,6 +210,13 @@ class RankWatch:
         if sum(watched.owner == mine for watched in self._watched.values()) >= AT_ONCE:
             return f"{who}: {AT_ONCE} ranks of user {mine} are watched already"
         return ""
+
+    def _waits_for(self, rank: RankFile) -> list[Item]:
+        """Said once of an attempt: what its first rank here says holds for those beside it."""
+        here = [one for one in self._watched.values() if one.attempt == rank.key[:2]]
+        if rank.rendezvous is None or rank.rendezvous >= OPEN_FOR or len(here) > 1:
+            return []
+        return [say(RankWaits(job=rank.job, attempt=rank.attempt, seconds=rank.rendezvous))]
 
     def _complaint(self, text: str) -> list[Item]:
         if text in self._complained or len(self._complained) >= COMPLAINTS:

@@ -189,7 +189,9 @@ class WrappedRank:
 
     def run(self) -> int:
         streams = Streams(self._place.output if self._place is not None else None)
-        before = {number: signal.signal(number, self._pass_on) for number in PASSED}
+        # What is ignored (nohup, a background job of a shell) stays so, here and in the command.
+        heeded = [number for number in PASSED if signal.getsignal(number) is not signal.SIG_IGN]
+        before = {number: signal.signal(number, self._pass_on) for number in heeded}
         try:
             return self._run(streams)
         finally:

@@ -105,8 +105,9 @@ def digest(key: str) -> str:
 class Attempts:
     """The files. Whoever changes one holds the lock."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, patience: float | None = None) -> None:
         self._directory = root / "attempts"
+        self._patience = patience
         self._cache = Cache(GangRecord)
         self._depth = 0
 
@@ -116,7 +117,7 @@ class Attempts:
         if self._depth:
             yield
             return
-        with held(self._directory / ".lock"):
+        with held(self._directory / ".lock", self._patience):
             self._depth += 1
             try:
                 yield

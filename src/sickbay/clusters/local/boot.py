@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from sickbay.clusters.local.complaints import complain
-from sickbay.clusters.local.files import BOOT_MARK, LocalSeat, Paths, read
+from sickbay.clusters.local.files import BOOT_MARK, ClusterFile, LocalSeat, Paths, read
 from sickbay.clusters.local.supervisor import Supervisor
 
 LOCK_WAIT = 3.0  # seconds: the boot before us may still be dying
@@ -41,10 +41,19 @@ def begin(paths: Paths, boot_id: str) -> int:
             newer = seat.boot_id if seat else "nothing"
             return _refuse(SUPERSEDED, f"seat {paths.seat.name} has gone on to boot {newer}: {boot_id} is over")
         os.environ[BOOT_MARK] = boot_id
-        Supervisor(paths, seat).run()
+        _supervisor(paths, seat).run()
         return 0
     finally:
         os.close(lock)
+
+
+def _supervisor(paths: Paths, seat: LocalSeat) -> Supervisor:
+    cluster = read(paths.root / "cluster.json", ClusterFile)
+    if cluster is not None and cluster.kind == "here":
+        from sickbay.clusters.local.here.supervisor import here_supervisor
+
+        return here_supervisor(paths, seat)
+    return Supervisor(paths, seat)
 
 
 def _lock(alive: Path) -> int | None:

@@ -17,6 +17,7 @@ from sickbay.clusters.local.attempts import GRACE
 from sickbay.clusters.local.doubt import changing, reading
 from sickbay.clusters.local.files import Break, Cordon, LocalSeat, wake, write
 from sickbay.clusters.local.gangs import Gangs
+from sickbay.clusters.local.locks import PATIENCE
 from sickbay.clusters.local.prune import prune
 from sickbay.clusters.local.rack import Rack, fifo
 from sickbay.clusters.local.reader import ClusterReader
@@ -33,11 +34,19 @@ _PRUNE_EVERY = 60.0  # seconds
 class LocalCluster:
     """Any number of these may come and go over one room: what one has begun the next completes."""
 
-    def __init__(self, root: Path | str, period: float = 0.5, *, grace: float = GRACE, keep: int = KEEP) -> None:
-        self._room = Rack(root)
+    def __init__(
+        self,
+        root: Path | str,
+        period: float = 0.5,
+        *,
+        grace: float = GRACE,
+        keep: int = KEEP,
+        patience: float = PATIENCE,
+    ) -> None:
+        self._room = Rack(root, patience)
         self._id = self._room.file().id
         self._period = period
-        self._reader = ClusterReader(self._room.root, self._id, keep)
+        self._reader = ClusterReader(self._room.root, self._id, keep, patience)
         self._gangs = Gangs(self._room.root, self._reader, grace)
         self._lock = threading.RLock()
         self._woken: int | None = None

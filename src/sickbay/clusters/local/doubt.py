@@ -16,7 +16,7 @@ def reading() -> Iterator[None]:
     try:
         yield
     except _TROUBLE as error:
-        raise Transient(f"the local cluster cannot be read: {error}") from error
+        raise Transient(f"the local cluster cannot be read: {_words(error)}") from error
 
 
 @contextmanager
@@ -25,4 +25,11 @@ def changing() -> Iterator[None]:
     try:
         yield
     except _TROUBLE as error:
-        raise Unknown(f"the local cluster could not write everything down: {error}") from error
+        raise Unknown(f"the local cluster could not write everything down: {_words(error)}") from error
+
+
+def _words(error: Exception) -> str:
+    """The system's reason and the file, for people."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+    return str(error)

@@ -71,6 +71,7 @@ class LocalSeat(Noun):
     cordons: tuple[Cordon, ...] = ()
     power: SeatPower = SeatPower.ON
     previous: Incarnation | None = None  # whom the cluster shows until this boot is ready for the first time
+    machine_boot: str = ""  # the boot that its agent speaks of, where the seat is a real machine
     done: tuple[str, ...] = ()  # keys of the latest changes of cordons: a second sending of one changes nothing
 
     @property
@@ -88,6 +89,7 @@ class ClusterFile(Noun):
     controller: str = ""  # the URL that agents report to; read again whenever it cannot be reached
     ca: str = ""  # a file with the certificate to trust there, besides those of the system
     boot_takes: float = 1.0  # seconds from the start of a supervisor to ready: a machine does not boot in no time
+    kind: str = "local"  # here: its one seat is this machine itself
 
 
 class VirtualDefect(Noun):

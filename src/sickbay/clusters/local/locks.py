@@ -2,11 +2,17 @@
 
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from sickbay.wire.locks import holder_of
+
+# Seconds that a call of a port waits for a lock: less than the engine waits for the call, and a process that stands
+# still with a lock in its hand must not take along everybody who wants it.
+PATIENCE = 8.0
+_LOOK = 0.005  # seconds
 
 
 def holder(path: Path) -> int | None:
@@ -25,13 +31,33 @@ def holder(path: Path) -> int | None:
 
 
 @contextmanager
-def held(path: Path) -> Iterator[None]:
-    """Hold a lock that threads and processes share, as long as the block runs; a holder's death frees it."""
+def held(path: Path, within: float | None = None) -> Iterator[None]:
+    """Hold a lock that threads and processes share, as long as the block runs; a holder's death frees it.
+
+    `within`: seconds until TimeoutError is raised, if another holds it that long.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         # flock, not lockf: a record lock would not keep two threads of one process apart.
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        if within is None:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        else:
+            _take(handle, path, within)
         yield
     finally:
         os.close(handle)
+
+
+def _take(handle: int, path: Path, within: float) -> None:
+    deadline = time.monotonic() + within
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                held_by = f"another process has held {path} for {within:g} s"
+                raise TimeoutError(held_by) from None
+            time.sleep(_LOOK)
+        else:
+            return

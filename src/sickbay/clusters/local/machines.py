@@ -13,6 +13,7 @@ from sickbay.clusters.local.attempts import digest
 from sickbay.clusters.local.devices import Hardware
 from sickbay.clusters.local.doubt import changing
 from sickbay.clusters.local.files import LocalSeat, RestartAgent, SeatPower, read, wake, write
+from sickbay.clusters.local.locks import PATIENCE
 from sickbay.clusters.local.rack import Rack, new_boot, new_instance
 from sickbay.clusters.local.seat_state import Looker
 from sickbay.clusters.local.ticks import Ticks
@@ -36,8 +37,8 @@ class MachineRepair(Noun):
 
 
 class LocalMachines:
-    def __init__(self, root: Path | str) -> None:
-        self._room = Rack(root)
+    def __init__(self, root: Path | str, *, patience: float = PATIENCE) -> None:
+        self._room = Rack(root, patience)
         self._id = self._room.file().id
         self._ticks = Ticks.of(self._room.root)
         self._looker = Looker(self._room.root)

@@ -4,7 +4,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from sickbay.agent.checks import Exercise, examine
+from msgspec.structs import replace
+
+from sickbay.agent.checks import Exercise
+from sickbay.agent.checks.storage import StorageLook, carried_out
 from sickbay.agent.commands import CarriedOut, Carry, Refuse
 from sickbay.agent.drill import Drills
 from sickbay.agent.limits import within
@@ -12,9 +15,11 @@ from sickbay.agent.ranks.asking import ask_to_save, stacks_of
 from sickbay.agent.watermark import Watermarks
 from sickbay.clusters.local.devices import Hardware, holders
 from sickbay.clusters.local.files import LocalSeat, Paths, Status, read
-from sickbay.model.facts import Checked, Looked, ResetDone
+from sickbay.model.facts import Looked, ResetDone
 from sickbay.model.fault import Remedy
 from sickbay.model.protocol import AnyOrder, ItemNews, RunCheck, RunCollect, RunInject, RunLook, RunReset, RunSave
+
+STORAGE_WITHIN = 5.0  # seconds: no file server is far away here
 
 
 class LocalOrders:
@@ -27,6 +32,7 @@ class LocalOrders:
         self._hardware = hardware
         self._senses = senses
         self._tests = tests
+        self._storage = StorageLook(within=STORAGE_WITHIN)
 
     @property
     def carry(self) -> dict[type, Carry]:
@@ -65,18 +71,8 @@ class LocalOrders:
         assert isinstance(order, RunCheck)
         with self._senses.provoked_by(order.check):
             # Its devices are virtual: all tests are alike, and no profile chooses among them.
-            verdict, because, tests = examine(self._tests, order.level, until)
-        return [
-            Checked(
-                check=order.check,
-                node=self._seat.id,
-                verdict=verdict,
-                incarnation=self._me,
-                level=order.level,
-                because=because,
-                tests=tests,
-            )
-        ]
+            plain = replace(order, profile="")
+            return [carried_out(plain, self._tests, until, self._storage, self._seat.id, self._me)]
 
     def _reset(self, order: AnyOrder, until: float) -> Sequence[ItemNews]:  # noqa: ARG002 - a Carry
         assert isinstance(order, RunReset)

@@ -24,5 +24,8 @@ class LocalNodes:
     def down(self) -> None:
         self._rack.down()
 
+    def promises(self) -> tuple[str, ...]:
+        return ()  # everything there is virtual
+
     def _node(self, seat: str) -> NodeId:
         return NodeId(f"{self._id}/{seat}")

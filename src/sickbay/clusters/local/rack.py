@@ -43,8 +43,10 @@ def new_boot() -> str:
 
 
 class Rack:
-    def __init__(self, root: Path | str) -> None:
+    def __init__(self, root: Path | str, patience: float | None = None) -> None:
+        """`patience`: seconds that `held` waits for a seat which another has in hand; None: for ever."""
         self.root = Path(root).absolute()
+        self._patience = patience
         self._file = self.root / "cluster.json"
 
     # --- what there is
@@ -131,7 +133,7 @@ class Rack:
         """The seat, while nobody else changes it. Everything that writes seat.json or starts a boot holds it."""
         if name not in self.names():
             raise Gone(f"there is no node {name} in this cluster")
-        with held(self.paths(name).seat / "seat.lock"):
+        with held(self.paths(name).seat / "seat.lock", self._patience):
             yield self.seat(name)
 
     def save(self, seat: LocalSeat) -> None:

@@ -87,7 +87,17 @@ class _Place:
 class NodeRanks:
     """All ranks of this boot. Single-threaded: the supervisor's loop calls it, nothing here ever blocks."""
 
-    def __init__(self, paths: Paths, instance_id: str, boot_id: str, selector: selectors.BaseSelector) -> None:
+    def __init__(
+        self,
+        paths: Paths,
+        instance_id: str,
+        boot_id: str,
+        selector: selectors.BaseSelector,
+        *,
+        told_boot: str = "",
+    ) -> None:
+        """`told_boot`: what the node's agent calls this boot, where it has another name for it."""
+        self._told_boot = told_boot or boot_id
         self._paths = paths
         self._instance_id = instance_id
         self._boot_id = boot_id
@@ -205,7 +215,7 @@ class NodeRanks:
         if (order.job, order.attempt) in self._stopped:
             return self._not_started(noun, None, "it was stopped before it began", stopped=True)
         try:
-            place = _Place(RankSeat(self.run_dir(noun), taken_over=True), _rank_file(order, noun))
+            place = _Place(RankSeat(self.run_dir(noun), taken_over=True), _rank_file(order, noun, self._told_boot))
         except OSError as error:
             return self._not_started(noun, None, f"the node could not make its directory: {error}")
         try:
@@ -251,6 +261,7 @@ class NodeRanks:
             "RANK": str(plan.rank),
             "LOCAL_RANK": str(plan.local_rank),
             "NODE_RANK": str(order.node_rank),
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as the driver and its tools number them
             "CUDA_VISIBLE_DEVICES": ",".join(map(str, plan.devices)),
             "SICKBAY_JOB_ID": order.job,
             "SICKBAY_ATTEMPT": str(order.attempt),
@@ -316,12 +327,12 @@ def _meeting(given: Mapping[str, str], order: StartRanks) -> dict[str, str]:
     return {**rendezvous(given, f"{order.job}.{order.attempt}", met if met.port else None), **local}
 
 
-def _rank_file(order: StartRanks, noun: Rank) -> RankFile:
+def _rank_file(order: StartRanks, noun: Rank, boot_id: str) -> RankFile:
     return RankFile(
         job=noun.job,
         attempt=noun.attempt,
         rank=noun.rank,
-        boot_id=noun.boot_id,
+        boot_id=boot_id,
         began_at=noun.began_at,
         stall_after=order.stall_after,
         start_within=order.start_within,

@@ -13,6 +13,7 @@ from sickbay.clusters.local.ranks import RANK_MARK
 from sickbay.clusters.local.ring import ChangeRing
 from sickbay.clusters.local.seat_state import Looker, SeatState
 from sickbay.clusters.local.ticks import Ticks
+from sickbay.model.errors import BadInput
 from sickbay.model.facts import JobSeen, NodeSeen, NodeVanished
 from sickbay.model.fleet import JobId, NodeId
 
@@ -27,10 +28,10 @@ def marks(attempt: GangRecord, part: NodePart) -> list[str]:
 class ClusterReader:
     """Not for two threads at once. `nodes` and `jobs` are as last read, with `as_of` 0; `reached` dates them."""
 
-    def __init__(self, root: Path, cluster_id: str, keep: int) -> None:
+    def __init__(self, root: Path, cluster_id: str, keep: int, patience: float | None = None) -> None:
         self._root = root
         self._id = cluster_id
-        self.attempts = Attempts(root)
+        self.attempts = Attempts(root, patience)
         self.looker = Looker(root)
         self.ticks = Ticks.of(root)
         self.ring = ChangeRing(keep)
@@ -46,8 +47,7 @@ class ClusterReader:
         attempts = self.attempts.all()
         # Orders before statuses: an order is removed only after its effect is in the status.
         pending = {attempt.name: self._pending(attempt) for attempt in attempts if attempt.closed_at is None}
-        found = {name: self.looker.look(name) for name in self.names()}
-        self.sights = {name: sight for name, sight in found.items() if sight is not None}
+        self.sights = {name: self._look(name) for name in self.names()}
         ghosts = self._ghosts(attempts)
         jobs = {}
         for attempt in attempts:
@@ -62,8 +62,17 @@ class ClusterReader:
         self.reached = as_of
 
     def names(self) -> tuple[str, ...]:
+        """Raises BadInput. A list that cannot be found is no empty list: nobody has taken the nodes away."""
         cluster = self.looker.cluster()
-        return cluster.seats if cluster else ()
+        if cluster is None:
+            raise BadInput(f"there is no list of its nodes in {self._root}")
+        return cluster.seats
+
+    def _look(self, name: str) -> SeatState:
+        sight = self.looker.look(name)
+        if sight is None:
+            raise BadInput(f"node {name} is listed, and there is no file of it in {self._root}")
+        return sight
 
     def order_path(self, part: NodePart, order: str) -> Path:
         return self._root / "seats" / part.seat / "orders" / f"{order}.json"

@@ -8,9 +8,10 @@ import os
 import selectors
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import FrameType
+from typing import Protocol
 
 import msgspec
 from msgspec.structs import replace
@@ -48,16 +49,46 @@ BOOT_ENDED = "the node's boot ended"
 SHUT_DOWN = "the node was shut down"
 
 
+class SeatHardware(Protocol):
+    """What a supervisor does with the devices of its seat."""
+
+    def ensure(self, gpus: int) -> object: ...
+    def begin_boot(self, boot_id: str) -> None: ...
+    def log(self, boot_id: str, lines: Sequence[str]) -> None: ...
+    def inject(self, defect: VirtualDefect) -> None: ...
+    def defects(self) -> Sequence[VirtualDefect]: ...
+    def show(self, defect: VirtualDefect, boot_id: str, *, pid: int = 0, name: str = "") -> None: ...
+
+
+class SeatAgent(Protocol):
+    """The agent's process, as a supervisor starts, watches and ends it."""
+
+    @property
+    def pid(self) -> int: ...
+    @property
+    def pids(self) -> tuple[int, ...]: ...
+    def start(self) -> None: ...
+    def turn(self) -> bool: ...
+    def end(self) -> None: ...
+
+
 class Supervisor:
     """One boot of one node, in one thread: every wait is in the selector."""
 
-    def __init__(self, paths: Paths, seat: LocalSeat) -> None:
+    def __init__(
+        self,
+        paths: Paths,
+        seat: LocalSeat,
+        *,
+        hardware: SeatHardware | None = None,
+        agent: SeatAgent | None = None,
+    ) -> None:
         self._paths = paths
         self._seat = seat
         self._selector = selectors.DefaultSelector()
-        self._hardware = Hardware(paths, seat.instance_id)
-        self._ranks = NodeRanks(paths, seat.instance_id, seat.boot_id, self._selector)
-        self._agent = AgentProcess(paths, seat)
+        self._hardware = hardware or Hardware(paths, seat.instance_id)
+        self._ranks = NodeRanks(paths, seat.instance_id, seat.boot_id, self._selector, told_boot=seat.machine_boot)
+        self._agent = agent or AgentProcess(paths, seat)
         self._done: dict[str, None] = {}  # orders carried out; in memory, as those of other boots are dropped anyway
         self._symptoms: list[tuple[float, tuple[Rank, ...]]] = []  # when ranks meet what is wrong with their devices
         self._ready_at = 0.0

@@ -5,7 +5,7 @@ from sickbay.faces.api import requests
 from sickbay.faces.api.nodes import by_name
 from sickbay.faces.api.refusal import ApiRefusal, missing
 from sickbay.faces.api.route import ApiRequest, Route
-from sickbay.model.checkup import Checkup, Finding, Tested, checkup_id
+from sickbay.model.checkup import CheckFinding, Checkup, Tested, checkup_id
 from sickbay.model.fleet import pool_word
 from sickbay.model.intent import Intent, Verify
 from sickbay.model.parts import whole
@@ -74,7 +74,7 @@ def _results(intent: Intent, level: int) -> list[CheckResult]:
     for node in intent.act.nodes if isinstance(intent.act, Verify) else ():
         finding = intent.found.get(node)
         if finding is None and node in intent.verdicts:
-            finding = Finding(verdict=intent.verdicts[node])
+            finding = CheckFinding(verdict=intent.verdicts[node])
         if finding is not None:
             tests = [_test(test) for test in finding.tests]
             verdict, because = finding.verdict, finding.because

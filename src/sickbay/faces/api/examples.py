@@ -68,6 +68,7 @@ ONE_JOB: dict[str, Any] = {
     "cwd": "/shared/code",
     "env": ["PATH"],
     "env_files": ["/home/ann/llama.env"],
+    "storage": ["/shared"],
     "image": "",
     "native": {},
     "attempts": [

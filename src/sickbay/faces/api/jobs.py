@@ -7,7 +7,7 @@ from datetime import datetime
 from msgspec import structs
 from msgspec.structs import replace
 
-from sickbay.brain.submission import not_our_queue, refusal, too_large
+from sickbay.brain.submission import not_our_queue, refusal, too_large, unchecked_storage
 from sickbay.faces.answers import JobAnswer, OneJob, OrderedJob
 from sickbay.faces.api import requests
 from sickbay.faces.api.continuing import taken_up
@@ -120,11 +120,12 @@ def _spec(ask: ApiRequest, asked: requests.Submit) -> JobSpec:
         priority=asked.priority,
         time_limit=asked.time_limit,
         grow=asked.grow,
+        storage=asked.storage,
         image=asked.image,
         native=asked.native,
     )
     refused = refusal(spec, ask.backend.clusters) or too_large(spec, nodes) or not_our_queue(spec, _can(ask, spec))
-    if wrong := refused or ask.backend.wrong(spec):
+    if wrong := refused or unchecked_storage(spec, _can(ask, spec)) or ask.backend.wrong(spec):
         raise ApiRefusal(400, wrong)
     return spec
 

@@ -7,11 +7,13 @@ from sickbay.faces.api import requests
 from sickbay.faces.api.refusal import ApiRefusal
 from sickbay.faces.api.route import JOINERS, KIB, ApiRequest, Route, on_thread
 from sickbay.faces.archive import unknown_name
+from sickbay.hosts.backend import hash_of
 from sickbay.hosts.joining import JoinWish
 from sickbay.model.fleet import NodeId
 from sickbay.model.protocol import JoinAsked, Joined
 
 LEARNED_WITHIN = 10.0  # seconds until the engine has learned of a token
+RECENT = 200  # changes that may have been committed while the store was asked
 LOOK = 1.0  # it is looked for again even if nobody rang: another replica may lead
 INSTANCE_MOST = 200  # characters
 
@@ -24,12 +26,12 @@ def proven(ask: ApiRequest, asked: JoinAsked) -> JoinWish:
     """
     assert ask.who is not None
     requests.named(asked.cluster, "cluster")
-    requests.named(asked.name, "node")
     if ask.who.cluster != asked.cluster:
         may = f"join token {ask.who.name!r} is for the cluster {ask.who.cluster}"
         raise ApiRefusal(403, f"{may}: it lets nobody into {asked.cluster}")
     if asked.cluster not in ask.backend.clusters:
         raise ApiRefusal(404, unknown_name("cluster", asked.cluster, ask.backend.clusters))
+    requests.named(asked.name, "node")
     instance = asked.instance_id
     if not instance.strip() or len(instance) > INSTANCE_MOST or not instance.isprintable():
         raise ApiRefusal(400, f"instance_id {instance[:40]!r} cannot be used: write 1 to {INSTANCE_MOST} visible signs")
@@ -55,16 +57,27 @@ async def _learned(ask: ApiRequest, wish: JoinWish, secret: str) -> Joined:
     loop = asyncio.get_running_loop()
     until = loop.time() + LEARNED_WITHIN
     while True:
-        heard = ask.shared.news.rings
         answer = await on_thread(JOINERS, ask.shared.joining.outcome, wish, secret)
         if answer is not None and answer.verdict is JoinVerdict.GRANTED:
             return Joined(node=wish.node, token=secret)
         if answer is not None:
             raise _refusal(answer)
-        left = until - loop.time()
-        if left <= 0 or ask.shared.news.closed:
+        if loop.time() >= until or ask.shared.news.closed:
             raise ApiRefusal(503, "the engine has not taken it up yet: ask again in a moment")
-        await ask.shared.news.wait(heard, min(left, LOOK))
+        await _told_of(ask, hash_of(secret), min(until, loop.time() + LOOK))
+
+
+async def _told_of(ask: ApiRequest, digest: str, until: float) -> None:
+    """Until this token was committed here, or it is time to look. Of all that wait only one asks the store then."""
+    loop, news, changes = asyncio.get_running_loop(), ask.shared.news, ask.backend.changes
+    seen = changes.seq - RECENT
+    while loop.time() < until and not news.closed:
+        heard = news.rings
+        found = changes.since(max(0, seen))
+        if found is None or any(change.kind == "token" and change.id == digest for change in found):
+            return
+        seen = found[-1].seq if found else seen
+        await news.wait(heard, until - loop.time())
 
 
 def _refusal(answer: JoinAnswer) -> ApiRefusal:

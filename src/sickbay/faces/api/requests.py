@@ -111,6 +111,10 @@ class Submit(RequestBody):
     grow: Annotated[bool, Meta(description="restarted on more nodes once there are more, where it runs on fewer")] = (
         False
     )
+    storage: Annotated[
+        tuple[Text, ...],
+        Meta(max_length=16, description="shared directories (absolute): looked at on each node before each start"),
+    ] = ()
     image: Annotated[
         str, Meta(max_length=1000, description="the container image of its ranks, where its cluster runs images")
     ] = ""

@@ -6,6 +6,7 @@ import sickbay
 from sickbay.faces import answers
 from sickbay.faces.api import (
     checks,
+    doctor,
     events,
     fleet,
     held,
@@ -66,6 +67,7 @@ ROUTES = (
     *incidents.ROUTES,
     *checks.ROUTES,
     *fleet.ROUTES,
+    *doctor.ROUTES,
     *notices.ROUTES,
     *safety.ROUTES,
     *tokens.ROUTES,

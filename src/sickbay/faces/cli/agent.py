@@ -141,7 +141,7 @@ def _refuse_controllers_state(state: Path) -> None:
 def _become(settings: AgentSettings) -> None:
     """The agent takes this process' place: nothing that reads settings stays in memory, and systemd keeps the pid."""
     _refuse_controllers_state(Path(settings.state))
-    if not settings.token and not settings.token_file:
+    if not (settings.token or settings.token_file or settings.join_token_file):
         click.echo("agent: no token is set: the controller will refuse reports unless it asks for none", err=True)
     descriptor = os.memfd_create("settings", 0)  # inherited, and in no environment or command line
     os.set_inheritable(descriptor, True)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sickbay.faces.cli.up import Signals, service_of, who_starts
+from sickbay.model.errors import BadInput
 
 if TYPE_CHECKING:
     from sickbay.hosts.config import ControllerConfig
@@ -47,7 +48,10 @@ def controller(file: Path, *, check: bool, new_token: bool) -> None:
         click.echo(f"{file}: {_said(config, policy)}")
         return
     if pid := serving(config.state):  # before anything is touched; of two that start at once the lock lets one go on
-        refuse_second(config.state, pid)
+        try:
+            refuse_second(config.state, pid)
+        except BadInput as error:
+            raise config.wrong(("state",), error) from None
     _serve(file, config, policy, new_token=new_token)
 
 

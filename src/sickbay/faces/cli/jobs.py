@@ -98,6 +98,7 @@ def print_job(job: dict[str, Any]) -> None:
             ("checkpoints", job.get("checkpoint")),
             ("command", shlex.join(job.get("command", ()))[:COMMAND_MOST]),
             ("in", job.get("cwd")),
+            ("storage", ", ".join(job.get("storage", ()))),
             ("image", job.get("image")),
             ("native", json.dumps(native)[:COMMAND_MOST] if (native := job.get("native")) else ""),
             ("environment", ", ".join([*job.get("env", ()), *job.get("env_files", ())])),

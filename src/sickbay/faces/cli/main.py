@@ -34,6 +34,7 @@ COMMANDS = {
     "top": CommandPlace("top", "The fleet, live; q ends it."),
     "diagnose": CommandPlace("diagnose", "Name what is wrong in a log or a paste."),
     "agent": CommandPlace("agent", "Watch this machine and report to a controller."),
+    "doctor": CommandPlace("doctor", "What is missing, or follows; one line each."),
     "run": CommandPlace("run", "Run one rank of a job so that its agent watches it."),
     "submit": CommandPlace("submit", "Submit a training job that shall finish.", JOBS),
     "jobs": CommandPlace("jobs", "All jobs.", JOBS),

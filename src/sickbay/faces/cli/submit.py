@@ -55,6 +55,9 @@ PRECHECKS = {"none": 0, "1": 1, "2": 2, "3": 3, "4": 4}
     "--time-limit", metavar="TIME", help="Stopped when it has run so long, such as 2h; may let it run sooner."
 )
 @click.option("--grow", is_flag=True, help="With --min-nodes: restarted on more as soon as there are more.")
+@click.option(
+    "--storage", metavar="DIR", multiple=True, help="Shared: each node must reach it before each start. Repeat."
+)
 @click.option("--image", metavar="IMAGE", help="The container image of its ranks, where the cluster runs images.")
 @click.option("--native", metavar="FILE", help="YAML or JSON, merged over the object that the cluster makes of it.")
 @click.option("--wait", is_flag=True, help="Stay until it is over: exit 0 COMPLETE, 1 FAILED or STOPPED.")
@@ -138,6 +141,7 @@ def request(
     anew: bool,
     adopt: bool,
     native: str | None,
+    storage: tuple[str, ...],
     **same: Any,
 ) -> dict[str, Any]:
     """The body of POST /v1/jobs; the server knows the defaults of what is None."""
@@ -167,6 +171,7 @@ def request(
         "anew": anew or None,
         "adopt": adopt or None,
         "log_rules": [log_rule_of(text) for text in log_rule] or None,
+        "storage": [os.path.normpath(where / Path(one).expanduser()) for one in storage] or None,
         "native": native_of(native) if native else None,
     }
 

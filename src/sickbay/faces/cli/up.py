@@ -48,6 +48,11 @@ NEXT = (
     ("submit --name mine --nodes 2 --wait -- {python} -m sickbay.train.sample", "a job of your own"),
     ("down", "end everything"),
 )
+NEXT_HERE = (
+    *NEXT[:4],
+    ("submit --name mine --nodes 1 --wait -- {python} -m sickbay.train.sample", "a job of your own, on this machine"),
+    ("down", "end everything that was started here"),
+)
 
 
 @click.command("up")
@@ -75,6 +80,8 @@ NEXT = (
     metavar="FILE|none",
     help="Through whom people are told (YAML). Once given it stays, until another is, or none.",
 )
+@click.option("--here", is_flag=True, help="This machine itself is the one node, with its real GPUs and kernel log.")
+@click.option("--allow-reboot", is_flag=True, help="With --here: a fault that asks for it reboots this machine.")
 @click.option("--demo", is_flag=True, help="Run a job, break a GPU under it, and tell the story as it happens.")
 @click.option("--detach", is_flag=True, help="Return when it runs; 'sickbay down' ends it.")
 def up(
@@ -88,6 +95,8 @@ def up(
     policy: str | None,
     knowledge: str | None,
     notifiers: str | None,
+    here: bool,
+    allow_reboot: bool,
     demo: bool,
     detach: bool,
 ) -> None:
@@ -102,21 +111,24 @@ def up(
     Examples:
       sickbay up --demo              a first look: one fault from symptom to cure
       sickbay up --nodes 8 --detach  in the background
+      sickbay up --here              this machine and its GPUs: submit, and let faults be healed
       sickbay up --policy recommend  say what would be done, and touch no node: the first week
       sickbay down                   end it
     """
     from sickbay.hosts.channels import read_notifiers
     from sickbay.hosts.choices import as_before, chosen, policy_of, remembered
     from sickbay.hosts.state import default_state, refuse_open_door, refuse_second, serving
-    from sickbay.hosts.up import UpOptions
+    from sickbay.hosts.up import UpOptions, refuse_other_kind
     from sickbay.knowledge.load import load_tables
 
     if cert == "none" and key is None:
         key = "none"
     if (cert is None) is not (key is None):
         raise click.UsageError("--cert and --key go together: give both files")
+    _refuse_mixed(here=here, allow_reboot=allow_reboot, virtual=nodes is not None or gpus is not None, demo=demo)
     place = (state or default_state()).absolute()
     refuse_agents_state(place)
+    refuse_other_kind(place, here=here)
     given = {"policy": policy, "host": host, "port": port, "cert": cert, "key": key, "knowledge": knowledge}
     given["notifiers"] = notifiers
     before = remembered(place)
@@ -145,6 +157,8 @@ def up(
         key=choices.key or None,
         knowledge=own,
         notifiers=channels,
+        here=here,
+        allow_reboot=allow_reboot,
     )
     known = as_before(choices, {name for name, value in given.items() if value is not None})
     remarks = [line for line in (known, rules.remark) if line]
@@ -154,6 +168,13 @@ def up(
             click.echo(remark)
     else:
         _serve(wish, rules.policy, choices, remarks, demo=demo)
+
+
+def _refuse_mixed(*, here: bool, allow_reboot: bool, virtual: bool, demo: bool) -> None:
+    if allow_reboot and not here:
+        raise click.UsageError("--allow-reboot goes with --here: virtual nodes are rebooted without it")
+    if here and (virtual or demo):
+        raise click.UsageError("--here has one node, this machine: leave out --nodes, --gpus and --demo")
 
 
 def refuse_agents_state(state: Path) -> None:
@@ -207,6 +228,8 @@ def _serve(wish: "UpOptions", policy: "Policy", choices: "UpChoices", remarks: S
     click.echo(f"serving on {service.url}, {words_of(policy)}{told}")
     for remark in remarks:
         click.echo(remark)
+    for promise in service.promises:
+        click.echo(f"  {promise}")
     _elsewhere(service.url)
     job = ""
     try:
@@ -214,7 +237,7 @@ def _serve(wish: "UpOptions", policy: "Policy", choices: "UpChoices", remarks: S
             showcase = Showcase(service.backend, steps=DEMO_STEPS)
             showcase.run(to_the_end=False)
             job = showcase.job.id if showcase.job is not None else job
-        _next_steps(job, service.url)
+        _next_steps(job, service.url, NEXT_HERE if wish.here else NEXT)
         ticker = Ticker(service.backend)
         trouble = ""
         output = BoundedOutput(wish.state / UP_LOG)
@@ -250,7 +273,7 @@ def _unusual(url: str) -> bool:
     return url != DEFAULT_URL
 
 
-def _next_steps(job: str, url: str) -> None:
+def _next_steps(job: str, url: str, lines: Sequence[tuple[str, str]]) -> None:
     """What to try, as it can be pasted into a new terminal. What is about a job is left out where there is none."""
     before = [f". {shlex.quote(str(ACTIVATE))}"] if ACTIVATE.exists() else []
     before += [f"export SICKBAY_URL={url}"] if _unusual(url) else []
@@ -260,7 +283,7 @@ def _next_steps(job: str, url: str) -> None:
     sickbay, python = ("sickbay", "python") if ours else (f"{shlex.quote(sys.executable)} -m sickbay", sys.executable)
     known = [
         (f"{sickbay} {line.format(job=job, python=shlex.quote(python))}", what)
-        for line, what in NEXT
+        for line, what in lines
         if job or "{job}" not in line
     ]
     width = max(len(line) for line, _ in known if len(line) < 60 or not ours)

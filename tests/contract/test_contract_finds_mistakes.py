@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
-from tests.support.local_cluster_rig import LocalRig
+from tests.support.local_cluster_rig import PATIENCE, LocalRig
 from tests.support.mistaken_adapters import MISTAKES, AdapterMistake
 
 from sickbay.clusters.local.cluster import LocalCluster
@@ -20,15 +20,15 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRig]:
 
 @pytest.fixture
 def rig(room: LocalRig) -> Iterator[LocalRig]:
-    room.patience = 3.0  # what a mistake keeps from coming true never does
     yield room
-    room.patience = 20.0
+    room.patience = PATIENCE
     room.rewire()
     room.clean()
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=[str(mistake.adapter.__name__) for mistake in MISTAKES])
 def test_a_mistake_in_the_adapter_is_found(rig: LocalRig, mistake: AdapterMistake) -> None:
+    rig.patience = mistake.patience
     adapter = mistake.adapter(rig.root)
     if isinstance(adapter, LocalCluster):
         rig.rewire(cluster=adapter)

@@ -28,14 +28,18 @@ from sickbay.testing.cluster_contract import ClusterContract
 
 pytestmark = pytest.mark.slow
 
-JOB = JobId("train")
+
+@pytest.fixture(scope="module")
+def room(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRig]:
+    rig = LocalRig(tmp_path_factory.mktemp("local"), nodes=2)
+    yield rig
+    rig.close()
 
 
 @pytest.fixture
-def rig(tmp_path: Path) -> Iterator[LocalRig]:
-    rig = LocalRig(tmp_path, nodes=2)
-    yield rig
-    rig.close()
+def rig(room: LocalRig) -> Iterator[LocalRig]:
+    yield room
+    room.clean()
 
 
 class TestLocalCluster(ClusterContract):
@@ -49,14 +53,20 @@ class TestLocalCluster(ClusterContract):
         rig.close()
 
 
-def run(rig: LocalRig, script: str, *, on: int = 2, job: JobId = JOB, first: int = 0, **more: object) -> None:
+def job_of(rig: LocalRig, name: str = "train") -> JobId:
+    return JobId(rig.named(name))
+
+
+def run(rig: LocalRig, script: str, *, on: int = 2, job: JobId | None = None, first: int = 0, **more: object) -> None:
     spec = replace(rig.spec(on), command=("sh", "-c", script), **more)
     nodes = dict.fromkeys(rig.nodes()[first : first + on], ())
-    rig.bare.start(job, 1, spec=spec, nodes=nodes, avoid=(), key=f"start {job}")
+    name = job or job_of(rig)
+    rig.bare.start(name, 1, spec=spec, nodes=nodes, avoid=(), key=f"start {name}")
 
 
-def seen(rig: LocalRig, job: JobId = JOB, cluster: LocalCluster | None = None) -> JobSeen:
-    return next(found for found in (cluster or rig.bare).snapshot().jobs if found.job == job)
+def seen(rig: LocalRig, job: JobId | None = None, cluster: LocalCluster | None = None) -> JobSeen:
+    wanted = job or job_of(rig)
+    return next(found for found in (cluster or rig.bare).snapshot().jobs if found.job == wanted)
 
 
 def node(rig: LocalRig, number: int) -> NodeSeen:
@@ -75,7 +85,7 @@ class TestEnds:
         rig.wait(lambda: seen(rig).end is not None)
         assert seen(rig).end.reason is EndReason.COMPLETED
         assert set(seen(rig).ranks.values()) == {"gone"}
-        said = [rig.bare.logs(JOB, 1, rank).text for rank in (0, 1)]
+        said = [rig.bare.logs(job_of(rig), 1, rank).text for rank in (0, 1)]
         assert [words.split(" at ")[0] for words in said] == ["rank 0 of 2 on 0", "rank 1 of 2 on 1"]
         assert len({words.split(" at ")[1] for words in said}) == 1
 
@@ -90,7 +100,7 @@ class TestEnds:
 
     def test_a_command_that_does_not_exist_fails_with_the_words_of_a_shell(self, rig: LocalRig) -> None:
         spec = replace(rig.spec(1), command=("no-such-command-here",))
-        rig.bare.start(JOB, 1, spec=spec, nodes={rig.nodes()[0]: ()}, avoid=(), key="k")
+        rig.bare.start(job_of(rig), 1, spec=spec, nodes={rig.nodes()[0]: ()}, avoid=(), key=rig.named("k"))
         rig.wait(lambda: seen(rig).end is not None)
         assert seen(rig).end.exit_codes == {rig.nodes()[0]: 127}
         assert "not found" in seen(rig).end.tail
@@ -107,12 +117,12 @@ class TestEnds:
     def test_what_outlives_its_node_is_running_until_it_is_fenced(self, rig: LocalRig) -> None:
         # A launcher dies with its node; its workers know nothing of that.
         run(rig, "setsid sleep 1000 & echo started; wait", on=1)
-        rig.wait(lambda: rig.bare.logs(JOB, 1, 0).text == "started\n")
+        rig.wait(lambda: rig.bare.logs(job_of(rig), 1, 0).text == "started\n")
         os.killpg(supervisor(rig, 0), signal.SIGKILL)
         rig.wait(lambda: not node(rig, 0).ready)
         assert seen(rig).ranks == {rig.nodes()[0]: "running"}
         assert seen(rig).end is None
-        assert LocalMachines(rig.root).fence(rig.nodes()[0], key="f", expect=None).done
+        assert LocalMachines(rig.root).fence(rig.nodes()[0], key=rig.named("f"), expect=None).done
         assert seen(rig).ranks == {rig.nodes()[0]: "gone"}
         assert seen(rig).end.reason is EndReason.NODE_LOST
 
@@ -127,16 +137,20 @@ class TestEnds:
 class TestStarts:
     def test_two_attempts_never_hold_one_device(self, rig: LocalRig) -> None:
         run(rig, "exec sleep 1000", on=1)
-        with pytest.raises(Rejected, match=r"GPU 0 of local/node-0 is held by train\.1"):
-            run(rig, "exec sleep 1000", on=1, job=JobId("other"))
-        rig.bare.start(JobId("other"), 1, spec=rig.spec(1), nodes={rig.nodes()[1]: (1,)}, avoid=(), key="k1")
-        rig.bare.start(JobId("third"), 1, spec=rig.spec(1), nodes={rig.nodes()[1]: (0,)}, avoid=(), key="k2")
+        with pytest.raises(Rejected, match=rf"GPU 0 of local/node-0 is held by {job_of(rig)}\.1"):
+            run(rig, "exec sleep 1000", on=1, job=job_of(rig, "other"))
+        rig.bare.start(
+            job_of(rig, "other"), 1, spec=rig.spec(1), nodes={rig.nodes()[1]: (1,)}, avoid=(), key=rig.named("k1")
+        )
+        rig.bare.start(
+            job_of(rig, "third"), 1, spec=rig.spec(1), nodes={rig.nodes()[1]: (0,)}, avoid=(), key=rig.named("k2")
+        )
         rig.wait(lambda: all(found.ranks for found in rig.bare.snapshot().jobs))
 
     def test_of_starts_at_the_same_moment_one_gets_the_device(self, rig: LocalRig) -> None:
         def attempt(number: int) -> bool:
             try:
-                run(rig, "exec sleep 1000", on=1, job=JobId(f"job-{number}"))
+                run(rig, "exec sleep 1000", on=1, job=job_of(rig, f"job-{number}"))
             except Rejected:
                 return False
             return True
@@ -147,10 +161,10 @@ class TestStarts:
     def test_the_next_attempt_waits_until_nothing_of_the_last_is_left(self, rig: LocalRig) -> None:
         run(rig, "exec sleep 1000", on=1)
         with pytest.raises(Rejected, match="its attempt 1 has not ended on local/node-0"):
-            rig.bare.start(JOB, 2, spec=rig.spec(1), nodes={rig.nodes()[1]: ()}, avoid=(), key="k2")
+            rig.bare.start(job_of(rig), 2, spec=rig.spec(1), nodes={rig.nodes()[1]: ()}, avoid=(), key=rig.named("k2"))
 
     def test_a_node_that_is_down_is_refused_with_the_reason(self, rig: LocalRig) -> None:
-        LocalMachines(rig.root).fence(rig.nodes()[0], key="f", expect=None)
+        LocalMachines(rig.root).fence(rig.nodes()[0], key=rig.named("f"), expect=None)
         with pytest.raises(Rejected, match="local/node-0 is down"):
             run(rig, "exec sleep 1000", on=1)
 
@@ -158,10 +172,17 @@ class TestStarts:
         self, rig: LocalRig, tmp_path: Path
     ) -> None:
         run(rig, 'cd "$SICKBAY_CHECKPOINT_DIR" && pwd', on=1)
-        run(rig, 'cd "$SICKBAY_CHECKPOINT_DIR" && pwd', on=1, first=1, job=JobId("two"), checkpoint=f"{tmp_path}/mine")
+        run(
+            rig,
+            'cd "$SICKBAY_CHECKPOINT_DIR" && pwd',
+            on=1,
+            first=1,
+            job=job_of(rig, "two"),
+            checkpoint=f"{tmp_path}/mine",
+        )
         rig.wait(lambda: all(found.end is not None for found in rig.bare.snapshot().jobs))
-        assert rig.bare.logs(JOB, 1, 0).text == f"{rig.root}/checkpoints/train\n"
-        assert rig.bare.logs(JobId("two"), 1, 0).text == f"{tmp_path}/mine\n"
+        assert rig.bare.logs(job_of(rig), 1, 0).text == f"{rig.root}/checkpoints/{job_of(rig)}\n"
+        assert rig.bare.logs(job_of(rig, "two"), 1, 0).text == f"{tmp_path}/mine\n"
 
     def test_a_checkpoint_directory_that_cannot_be_made_is_refused(self, rig: LocalRig) -> None:
         (rig.root / "a file").touch()
@@ -170,8 +191,8 @@ class TestStarts:
 
     def test_a_stop_ends_ranks_that_ignore_it_and_what_they_started(self, rig: LocalRig) -> None:
         run(rig, "trap '' TERM; sleep 1000 & echo deaf; while :; do sleep 0.05; done", on=1)
-        rig.wait(lambda: rig.bare.logs(JOB, 1, 0).text == "deaf\n")
-        rig.bare.stop(JOB, 1, final=False, key="s")
+        rig.wait(lambda: rig.bare.logs(job_of(rig), 1, 0).text == "deaf\n")
+        rig.bare.stop(job_of(rig), 1, final=False, key=rig.named("s"))
         rig.wait(lambda: seen(rig).end is not None)
         assert seen(rig).end.exit_codes == {}
         rig.wait(lambda: len(rig.processes()) == 4)  # two supervisors, two agents
@@ -218,15 +239,22 @@ class TestReads:
         with pytest.raises(Transient):
             rig.bare.snapshot()
         with pytest.raises(Unknown):
-            rig.bare.cordon(rig.nodes()[0], owner="sickbay:i", reason="r", key="c", expect=None)
+            rig.bare.cordon(rig.nodes()[0], owner="sickbay:i", reason="r", key=rig.named("c"), expect=None)
         path.write_bytes(good)
         assert len(rig.bare.snapshot().nodes) == 2
 
 
 class TestRepairs:
+    @pytest.fixture
+    def rig(self, tmp_path: Path) -> Iterator[LocalRig]:
+        """One of its own: nothing takes a seat's own defects away."""
+        rig = LocalRig(tmp_path, nodes=2)
+        yield rig
+        rig.close()
+
     def test_a_new_boot_is_shown_only_when_it_is_up(self, rig: LocalRig) -> None:
         old = rig.holder(rig.nodes()[0])
-        LocalMachines(rig.root).reboot(rig.nodes()[0], key="b", expect=old)
+        LocalMachines(rig.root).reboot(rig.nodes()[0], key=rig.named("b"), expect=old)
         shown = []
         while not (found := node(rig, 0)).ready:
             shown.append(found.incarnation)
@@ -247,7 +275,7 @@ class TestRepairs:
             rig.bare.break_node(name, Break(boot_id="", defect=defect))
         rig.settle()
         before = node(rig, 0).devices
-        getattr(LocalMachines(rig.root), remedy.value)(name, key="k", expect=there)
+        getattr(LocalMachines(rig.root), remedy.value)(name, key=rig.named("k"), expect=there)
         rig.settle()
         seat = rig.room.seat("node-0")
         assert [each.name for each in Hardware(rig.room.paths("node-0"), seat.instance_id).defects()] == left
@@ -258,7 +286,7 @@ class TestRepairs:
 
         def reboot(number: int) -> bool:
             try:
-                machines.reboot(name, key=f"k{number % 2}", expect=old)
+                machines.reboot(name, key=rig.named(f"k{number % 2}"), expect=old)
             except Rejected:
                 return False
             return True
@@ -278,10 +306,10 @@ class TestRepairs:
         rig.wait(lambda: len(agents()) == 1)
         before, there = agents(), rig.holder(rig.nodes()[0])
         machines = LocalMachines(rig.root)
-        machines.restart_service(rig.nodes()[0], key="a", expect=there)
+        machines.restart_service(rig.nodes()[0], key=rig.named("a"), expect=there)
         rig.wait(lambda: len(agents() - before) == 1)
         second = agents()
-        machines.restart_service(rig.nodes()[0], key="a", expect=there)
+        machines.restart_service(rig.nodes()[0], key=rig.named("a"), expect=there)
         rig.settle()
         assert agents() == second
         assert rig.holder(rig.nodes()[0]) == there
@@ -289,32 +317,32 @@ class TestRepairs:
     def test_a_frozen_machine_can_be_rebooted(self, rig: LocalRig) -> None:
         old = rig.holder(rig.nodes()[0])
         os.killpg(supervisor(rig, 0), signal.SIGSTOP)
-        LocalMachines(rig.root).reboot(rig.nodes()[0], key="b", expect=old)
+        LocalMachines(rig.root).reboot(rig.nodes()[0], key=rig.named("b"), expect=old)
         rig.settle()
         assert rig.holder(rig.nodes()[0]) != old
 
     def test_a_node_of_another_cluster_is_gone(self, rig: LocalRig) -> None:
         with pytest.raises(Gone):
-            LocalMachines(rig.root).fence(NodeId("other/node-0"), key="f", expect=None)
+            LocalMachines(rig.root).fence(NodeId("other/node-0"), key=rig.named("f"), expect=None)
 
     def test_nothing_can_be_broken_in_a_machine_that_is_down(self, rig: LocalRig) -> None:
-        LocalMachines(rig.root).fence(rig.nodes()[0], key="f", expect=None)
+        LocalMachines(rig.root).fence(rig.nodes()[0], key=rig.named("f"), expect=None)
         with pytest.raises(Rejected, match="is down"):
             rig.bare.break_node(rig.nodes()[0], Break(boot_id="", lines=("x",)))
 
     def test_a_defect_kills_the_ranks_that_use_its_device_and_no_others(self, rig: LocalRig) -> None:
         for device in (0, 1):
             rig.bare.start(
-                JobId(f"job-{device}"),
+                job_of(rig, f"job-{device}"),
                 1,
                 spec=rig.spec(1),
                 nodes={rig.nodes()[0]: (device,)},
                 avoid=(),
-                key=f"{device}",
+                key=rig.named(f"{device}"),
             )
         rig.settle()
         defect = VirtualDefect(name="gpu_off_bus", device=1, cured_by=Remedy.REBOOT)
         rig.bare.break_node(rig.nodes()[0], Break(boot_id="", defect=defect))
-        rig.wait(lambda: seen(rig, JobId("job-1")).end is not None)
-        assert seen(rig, JobId("job-1")).end.exit_codes == {rig.nodes()[0]: -signal.SIGKILL}
-        assert seen(rig, JobId("job-0")).ranks == {rig.nodes()[0]: "running"}
+        rig.wait(lambda: seen(rig, job_of(rig, "job-1")).end is not None)
+        assert seen(rig, job_of(rig, "job-1")).end.exit_codes == {rig.nodes()[0]: -signal.SIGKILL}
+        assert seen(rig, job_of(rig, "job-0")).ranks == {rig.nodes()[0]: "running"}

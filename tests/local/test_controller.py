@@ -56,6 +56,8 @@ def test_two_clusters_that_share_a_pools_name_are_two(rig: Controlled) -> None:
     there = rig.train(60, cluster="b", name="there")
     for job, cluster in ((here, "a"), (there, "b")):
         assert {node.partition("/")[0] for node in rig.reaches(job, 2)["nodes"]} == {cluster}
+    third = rig.submit("true", cluster="a", name="third")
+    rig.until(lambda: rig.job(third)["queue"], 20, "it waits in the queue of a/gpu alone")
     rig.post("/v1/nodes/a/node-0/inject", defect="ecc_uncorrectable")
     rig.until(lambda: rig.incidents("a/node-0"), 30, "an incident")
     assert {incident["node"] for incident in rig.incidents()} == {"a/node-0"}
@@ -64,6 +66,7 @@ def test_two_clusters_that_share_a_pools_name_are_two(rig: Controlled) -> None:
     assert rig.ends(there)["restarts"] == 0
     assert rig.ends(here)["attempt"] == 2
     rig.phase("a/node-0", "RELEASED")
+    rig.ends(third)
 
 
 def test_a_pools_own_program_reboots_its_node_once(rig: Controlled) -> None:

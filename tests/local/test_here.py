@@ -48,7 +48,7 @@ def test_an_xid_stops_the_job_resets_its_gpu_once_and_the_job_goes_on_from_its_c
     here.xid(95)
     incident = here.reaches_phase("xid.95", "RELEASED")
     assert (incident["fault"]["code"], incident["jobs"]) == ("xid.95", [job])
-    assert here.resets == ["--gpu-reset -i 0"]
+    assert here.resets == ["--gpu-reset -i 0", "done"]
     assert [stage["phase"] for stage in incident["stages"]][-3:] == ["REPAIRING", "VERIFYING", "RELEASED"]
     done = here.ends(job)
     (lost,) = done["interruptions"]
@@ -99,7 +99,7 @@ def test_a_process_of_somebody_else_on_the_gpu_keeps_it_from_its_reset_and_is_na
     here.lets_go(77)
     here.post(f"/v1/nodes/here/{NODE.rpartition('/')[2]}/reset", reason="the notebook is closed")
     here.reaches_phase("xid.48", "RELEASED")
-    assert here.resets == ["--gpu-reset -i 0"]
+    assert here.resets == ["--gpu-reset -i 0", "done"]
 
 
 def test_each_of_our_processes_may_be_killed_and_the_job_goes_on_in_the_same_boot(here: WorkstationRig) -> None:
@@ -121,13 +121,28 @@ def test_each_of_our_processes_may_be_killed_and_the_job_goes_on_in_the_same_boo
     assert not here.resets
 
 
+def test_a_reset_that_has_begun_is_never_cut_off_by_the_death_of_ours(here: WorkstationRig) -> None:
+    here.slow.touch()
+    here.xid(95)
+    here.until(lambda: here.resets, 30, "the reset has begun")
+    supervisor = here.supervisor()
+    os.killpg(supervisor, signal.SIGKILL)
+    here.until(lambda: here.supervisor() != supervisor and here.agent(), 30, "both are started again")
+    before = here.commands_begun()
+    here.until(lambda: here.commands_begun() - before, 60, "a reset is asked for again")
+    assert len(here.resets) == 1  # the second waits for the first
+    here.slow.unlink()
+    here.reaches_phase("xid.95", "RELEASED", 120)
+    assert here.resets[1::2] == ["done", "done"]
+
+
 def test_where_it_may_it_reboots_and_goes_on_in_the_next_boot_and_others_processes_outlive_all(tmp_path: Path) -> None:
     rig = WorkstationRig(tmp_path / "state")
     for theirs in foreign_process():
         for _ in running_rig(rig):
             rig.kill()
             rig.up("--allow-reboot")
-            assert "it reboots this machine" in rig.said()
+            rig.until(lambda: "it reboots this machine" in rig.said(), 20, "it says so")
             job = rig.train(120, nodes=1)
             rig.reaches(job, 12)
             rig.xid(79, "pid='<unknown>', name=<unknown>, GPU has fallen off the bus.")

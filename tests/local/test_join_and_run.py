@@ -43,9 +43,9 @@ class JoinedRig(Controlled):
         rooms = {cluster: root / cluster for cluster in "ab"}
         clusters = "".join(f"  {c}: {{kind: tiny, pool: gpu, settings: {{room: {rooms[c]}}}}}\n" for c in rooms)
         joins = "".join(f"    {c}: {{token_file: {root / f'join-{c}'}}}\n" for c in rooms)
-        super().__init__(root, f"clusters:\n{clusters}agents:\n  join:\n{joins}", nodes=len(NODES))
+        config = f"clusters:\n{clusters}agents:\n  join:\n{joins}"
+        super().__init__(root, config, nodes=len(NODES), path=(root / "site", ROOT))
         self.root, self.rooms = root, rooms
-        self.path = (root / "site", ROOT)
         tiny_kind.install(root / "site")
         self.files = {cluster: tiny_kind.TinyFile(room) for cluster, room in rooms.items()}
         self.natives = {cluster: tiny_kind.TinyController(room, cluster) for cluster, room in rooms.items()}

@@ -1,5 +1,6 @@
 """A real `sickbay up --here` on a made-up machine: its tree (`host_root`), its kernel log, its nvidia-smi."""
 
+import json
 import os
 import signal
 import subprocess
@@ -37,7 +38,10 @@ NVIDIA_SMI = """\
 #!/bin/sh
 case "$1" in
 -q) cat "{recorded}" ;;
---gpu-reset) echo "$@" >> "{called}"; sleep 0.2 ;;
+--gpu-reset)
+  echo "$@" >> "{called}"
+  while [ -e "{slow}" ]; do sleep 0.05; done
+  echo done >> "{called}" ;;
 esac
 """
 
@@ -50,6 +54,7 @@ class WorkstationRig(Sickbay):
         self.root = state.parent / "machine"
         self.log = self.root / "var/log/kern.log"
         self.called = self.root / "called"
+        self.slow = self.root / "slow"  # while it is there no reset ends
         self._bin = self.root / "bin"
         self._put("proc/1/mounts", "")
         self._put("proc/self/status", "")
@@ -60,7 +65,7 @@ class WorkstationRig(Sickbay):
         self._put("var/log/kern.log", "")
         smi = self._put(
             "bin/nvidia-smi",
-            NVIDIA_SMI.format(recorded=FIXTURES / "h200/nvidia-smi-q.xml", called=self.called),
+            NVIDIA_SMI.format(recorded=FIXTURES / "h200/nvidia-smi-q.xml", called=self.called, slow=self.slow),
         )
         smi.chmod(0o755)
         self.rebooted = self.root / "rebooted"
@@ -138,6 +143,11 @@ class WorkstationRig(Sickbay):
         assert status is not None
         return status.pid
 
+    def commands_begun(self) -> set[str]:
+        """What the agent has noted before it carried it out."""
+        (noted,) = self.state.glob("clusters/here/seats/*/instances/*/agent/commands.jsonl")
+        return {json.loads(line)["id"] for line in noted.read_text().splitlines() if line}
+
     def agent(self) -> int:
         status = self.status()
         return status.agent_pid if status is not None else 0
@@ -145,7 +155,7 @@ class WorkstationRig(Sickbay):
 
 def foreign_process() -> Iterator[subprocess.Popen[bytes]]:
     """Somebody else's, that must outlive all that we do."""
-    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    process = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
     try:
         yield process
     finally:

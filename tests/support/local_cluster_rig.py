@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from sickbay.clusters.local.rack import Rack
 from sickbay.clusters.local.ranks import RANK_MARK
 from sickbay.clusters.local.ticks import Ticks
 from sickbay.model.cordon import others_of
+from sickbay.model.errors import Gone
 from sickbay.model.facts import Fact
 from sickbay.model.fleet import Capability, Incarnation, JobId, NodeId
 from sickbay.model.job import JobSpec
@@ -41,6 +42,7 @@ MUTATIONS = frozenset(
     {"cordon", "uncordon", "drain", "start", "rerun", "stop", "restart_service", "reboot", "replace", "fence"}
 )
 IDLE_AGENT = "sh -c 'exec sleep 1000' agent"  # the ports of this package need no agent
+PATIENCE = 60.0  # seconds, for a condition: two busy cores are slow
 PERSON = Path(__file__).with_name("person.py")
 # An agent that sleeps through what is none of its business, as its start costs more than that of a node.
 AGENT = 'if [ -e "$0/agents" ]; then exec "$1" -m sickbay.clusters.local.node "$2" "$3" "$4" "$5"; fi; exec sleep 1000'
@@ -103,7 +105,7 @@ class LocalRig(ClusterRig):
         self._patch = pytest.MonkeyPatch()
         command = ["sh", "-c", AGENT, str(root), sys.executable]
         self._patch.setenv("SICKBAY_AGENT_COMMAND", shlex.join(command) if agents else IDLE_AGENT)
-        self.patience = 20.0  # seconds, for a condition
+        self.patience = PATIENCE
         self._own, self._cleaned = uuid4().hex[:6], 0
         self._ends = root / "ends"
         self._ends.mkdir(parents=True)
@@ -197,7 +199,8 @@ class LocalRig(ClusterRig):
         self._cleaned += 1
         (self.root / "agents").unlink(missing_ok=True)
         for attempt in self._open():
-            self.bare.stop(attempt.job, attempt.attempt, final=True, key=self.named("clean"))
+            with suppress(Gone):  # it has ended meanwhile
+                self.bare.stop(attempt.job, attempt.attempt, final=True, key=self.named("clean"))
         for seat in self._seats():
             for cordon in seat.cordons:
                 key = self.named(f"clean {cordon.owner}")
@@ -239,6 +242,10 @@ class LocalRig(ClusterRig):
 
     def others_uncordon(self, node: NodeId) -> None:
         self._person("uncordon", node)
+
+    def others_drain(self, node: NodeId) -> str:
+        self._person("drain", node)
+        return "other:person"
 
     def others_reboot(self, node: NodeId) -> None:
         self._person("reboot", node)

@@ -139,6 +139,7 @@ class AdapterMistake(NamedTuple):
     adapter: Callable[[Path], LocalCluster | LocalMachines]
     sentence: Callable[[ClusterRig], None]
     found: str  # in what the sentence says
+    patience: float = 60.0  # seconds; less where a mistake keeps a condition from ever coming true
 
 
 _said = ClusterContract()
@@ -168,7 +169,10 @@ MISTAKES = (
         "what is not so",
     ),
     AdapterMistake(
-        StartsHalfAGang, lambda rig: _said.test_an_attempt_started_twice_is_one_gang(rig, "twice"), "never came true"
+        StartsHalfAGang,
+        lambda rig: _said.test_an_attempt_started_twice_is_one_gang(rig, "twice"),
+        "never came true",
+        patience=2.0,
     ),
     AdapterMistake(StopsWhateverRuns, _said.test_a_stop_stops_only_its_own_attempt, "DID NOT RAISE Gone"),
     AdapterMistake(

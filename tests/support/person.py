@@ -1,6 +1,6 @@
 """What a person does to a local cluster by hand: with files, locks and processes, and without a word of Sickbay's code.
 
-python person.py ROOT cordon|uncordon|reboot|replace NODE
+python person.py ROOT cordon|uncordon|drain|reboot|replace NODE
 python person.py ROOT hold          takes every lock, says so, and keeps them until its input ends
 """
 
@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import uuid
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 OWNER = "other:person"
@@ -28,7 +28,7 @@ def main() -> None:
         said = json.loads((seat / "seat.json").read_text())
         others = [cordon for cordon in said.get("cordons", []) if cordon["owner"] != OWNER]
         match what:
-            case "cordon":
+            case "cordon" | "drain":
                 said["cordons"] = [*others, {"owner": OWNER, "reason": "by hand"}]
             case "uncordon":
                 said["cordons"] = others
@@ -38,8 +38,19 @@ def main() -> None:
         aside = seat / ".seat.json.person"
         aside.write_text(json.dumps(said))
         aside.rename(seat / "seat.json")
+        if what == "drain":
+            empty(said["boot_id"])
         if what in {"reboot", "replace"}:
             switch_on(root, sys.argv[3], said["boot_id"])
+
+
+def empty(boot: str) -> None:
+    """Asks whatever runs for a job on this machine to end."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it ended meanwhile
+            words = (process / "environ").read_bytes().split(b"\0")
+            if f"SICKBAY_BOOT={boot}".encode() in words and any(word.startswith(b"SICKBAY_RANK=") for word in words):
+                os.kill(int(process.name), signal.SIGTERM)
 
 
 def switch_off(seat: Path) -> None:

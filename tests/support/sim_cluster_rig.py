@@ -128,6 +128,15 @@ class SimRig(ClusterRig):
     def others_uncordon(self, node: NodeId) -> None:
         self.world.operator_uncordons(node)
 
+    def others_drain(self, node: NodeId) -> str:
+        self._begun_on(node)
+        self.world.operator_drains(node)
+        return "other:drain"
+
+    def _begun_on(self, node: NodeId) -> None:
+        """A cluster that chooses nodes shows ranks from the allocation on, before they live."""
+        self.wait(lambda: self.living_ranks(node) > 0)
+
     def others_work(self, node: NodeId) -> None:
         assert self.world.other_scheduler_starts_work(node)
 

@@ -83,7 +83,8 @@ class TinyController:
 
     def stop(self) -> None:
         self._ending.set()
-        self._thread.join()
+        if self._thread.ident is not None:
+            self._thread.join()
         for process in self._running.values():
             self._kill(process)
 

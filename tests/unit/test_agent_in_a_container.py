@@ -43,6 +43,7 @@ class HostTree:
         self.put("etc/machine-id", "0123abcd" * 4)
         self.put("etc/hostname", "gpu-7.example.com")
         self.put("var/log/syslog", "")
+        (root / "state").mkdir()
         self.kmsg = self.put("kmsg", "")
 
     def put(self, name: str, text: str) -> Path:

@@ -29,7 +29,7 @@ from sickbay.agent.command_journal import CommandJournal
 from sickbay.agent.commands import DEADLINES, CarriedOut, Carry, Commands, Refuse
 from sickbay.agent.drill import Drills
 from sickbay.agent.node import NodeAgent, sources_for
-from sickbay.agent.node_orders import NodeOrders, NodeTools, holders
+from sickbay.agent.node_orders import RESET_TAKES, NodeOrders, NodeTools, holders, one_at_a_time
 from sickbay.agent.node_probes import Made, ProbeContext, probes_for
 from sickbay.agent.outbox import Outbox, say
 from sickbay.agent.places import Places
@@ -191,6 +191,19 @@ def test_a_reset_that_cannot_end_in_its_time_is_not_begun(ward: Ward) -> None:
     with pytest.raises(Refuse, match="too little of its time is left"):
         ward.carry[RunReset](RunReset(key="k"), time.monotonic() + 30.0)
     assert not ward.called
+
+
+def test_a_reset_waits_for_one_that_an_agent_before_has_left_behind(ward: Ward) -> None:
+    lock = Path(ward.hands.settings.state, "reset.lock")
+    with one_at_a_time(lock, LATER), pytest.raises(Refuse, match="an earlier reset on this machine has not ended"):
+        ward.carry[RunReset](RunReset(key="k"), time.monotonic() + RESET_TAKES + 0.3)
+    assert not ward.called
+    script(ward.smi, f"sleep 1.2 & echo $! >> {ward.root}/called")  # what it starts has the lock as well
+    ward.carry[RunReset](RunReset(key="k"), LATER)
+    with pytest.raises(Refuse, match="has not ended"), one_at_a_time(lock, time.monotonic()):
+        pass
+    with one_at_a_time(lock, LATER):
+        assert len(ward.called) == 1
 
 
 def test_a_reset_that_cannot_be_started_is_refused(ward: Ward) -> None:

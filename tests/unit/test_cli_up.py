@@ -5,7 +5,7 @@ import sys
 
 STORM = """
 import os, signal
-from sickbay.faces.cli.up import Signals
+from sickbay.faces.cli.signals import Signals
 
 ended, us = Signals(), os.getpid()
 storm = os.fork()

@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+import stat
 import subprocess
 import threading
 import time
@@ -312,6 +313,11 @@ def test_stacks_are_written_through_no_link_and_into_no_pipe(room: Room, tmp_pat
         process.kill()
     assert "rank 0" in text
     assert precious.read_text() == "as it was"
+
+
+def test_a_file_that_we_begin_for_a_user_is_his_to_go_on_with(tmp_path: Path) -> None:
+    append(tmp_path / "stacks.txt", "what the kernel says\n")
+    assert stat.S_IMODE((tmp_path / "stacks.txt").stat().st_mode) == 0o666
 
 
 EVIL = "a\x1b[2J\x1b]0;owned\x07\r\nNVRM: Xid\u202e\u2028\ud800\x9b31m\x00"

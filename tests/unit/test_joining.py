@@ -66,6 +66,11 @@ GONE = Node(id=NODE, cluster="train", pool="train/p", vacant_until=None)
         ("i-new", {"seat": seat(registered="i-old", agent=SILENT)}, TAKEN),
         ("i-new", {"seat": seat(registered="i-old", agent=SILENT, ready=False)}, GRANTED),
         ("i-new", {"seat": seat("i-new", registered="i-new", agent=NONE)}, GRANTED),
+        # and not if its cluster names this very machine, whoever still speaks there
+        ("i-new", {"seat": seat("i-new", registered="i-new", agent=NONE), "voice": VOICE}, GRANTED),
+        ("i-new", {"seat": seat("i-new", registered="i-new", agent=NONE), "tokens": [token(age=5.0)]}, GRANTED),
+        ("i-old", {"seat": seat("i-new", registered="i-new", agent=NONE), "voice": VOICE}, TAKEN),
+        ("i-new", {"seat": seat("i-new", registered="i-new"), "tokens": [token("i-new")]}, AGAIN),
         # an answer was lost: the same machine asks again; of two that ask, the second one waits for the first
         ("i-old", {"tokens": [token(age=5.0)]}, GRANTED),
         ("i-new", {"tokens": [token(age=5.0)]}, TAKEN),

@@ -1,6 +1,6 @@
 """Where agents are received: reports become facts once, and commands ride on the replies."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -29,7 +29,7 @@ from sickbay.model.protocol import (
     RunReboot,
     RunReset,
 )
-from sickbay.model.rows import Unit
+from sickbay.model.rows import Rows, Unit
 from sickbay.ports.metrics import Point
 from sickbay.ports.store import Pulse
 
@@ -377,6 +377,21 @@ def test_a_store_that_is_away_is_not_asked_again_for_each_report() -> None:
     store = Balking()
     assert acks(gathered(store, set(range(20)))) == [StoreUnavailable] * 20
     assert store.appends == 1 + TRIES
+
+
+def test_of_an_agent_that_is_known_no_row_is_read() -> None:
+    class Read(MemoryStore):
+        loads = 0
+
+        def load(self, keys: Iterable[str]) -> Rows:
+            wanted = list(keys)
+            self.loads += any(key.startswith("node:") for key in wanted)
+            return super().load(wanted)
+
+    door = Door(Read())
+    for _ in range(3):
+        door.reception.receive(report(XID))
+    assert door.store.loads == 1
 
 
 def test_a_report_that_cannot_be_read_spoils_no_other() -> None:

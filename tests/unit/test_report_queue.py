@@ -9,20 +9,25 @@ from typing import Any
 
 import httpx
 import pytest
+from msgspec.structs import replace
 from tests.support.api_ward import NODE, QUIET, Clinic, HeardStore, Ward, clinic, ward
 from tests.support.waiting import until
 
+from sickbay.adapters.stores.memory import MemoryStore
 from sickbay.faces.api import report_queue
 from sickbay.faces.api.credentials import TokenLookups
 from sickbay.faces.api.refusal import ApiRefusal
 from sickbay.faces.api.report_queue import ONE_NODES_MOST, ReportQueue
 from sickbay.faces.api.route import AGENTS
-from sickbay.hosts.backend import hash_of
+from sickbay.hosts.backend import Backend, hash_of
+from sickbay.hosts.changes import Changes
+from sickbay.hosts.clock import SystemClock
 from sickbay.hosts.server import served
 from sickbay.model.errors import StoreUnavailable
 from sickbay.model.facts import Fact, Observed
 from sickbay.model.fleet import NodeId, Token
-from sickbay.model.protocol import PROTO, Reply, Report
+from sickbay.model.protocol import PROTO, Item, Reply, Report
+from sickbay.policy.load import load_policy
 
 
 def report(node: int, seq: int = 1) -> Report:
@@ -65,6 +70,7 @@ def queued(act: Callable[[ReportQueue, GatedStore], Coroutine[Any, Any, None]]) 
         finally:
             store.gate.set()
         await asyncio.gather(first, return_exceptions=True)
+        assert (queue._bytes, queue._of_node) == (0, {}), "what has left the queue takes no place"
 
     asyncio.run(run())
     return store
@@ -178,6 +184,18 @@ def test_whoever_hangs_up_keeps_no_other_from_its_answer() -> None:
         assert (await waits).ack == 1
 
     assert queued(act).groups[1] == ["c/n1/1", "c/n2/1"]
+
+
+def test_the_engine_is_woken_by_what_is_new_and_not_by_a_sign_of_life() -> None:
+    woken: list[str] = []
+    desk = Backend(
+        MemoryStore(), load_policy("default"), {}, {}, SystemClock(), lambda: woken.append("woken"), Changes()
+    )
+    desk.receive_all([report(1), report(2)])
+    assert woken == []
+    item = Item(seq=1, mono=1.0, news=Observed(node=NodeId("c/n1"), kind="kernel.line"))
+    desk.receive_all([replace(report(1), items=(item,)), report(2)])
+    assert woken == ["woken"]
 
 
 # --- their tokens

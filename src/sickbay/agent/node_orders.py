@@ -1,11 +1,12 @@
 """Command handlers of a real machine: check, look, save, reset, reboot, collect, inject."""
 
+import fcntl
 import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from sickbay.agent.checks import Exercise
-from sickbay.agent.checks.storage import StorageLook, carried_out
+from sickbay.agent.checks.storage import StorageLook, answer_check
 from sickbay.agent.commands import CarriedOut, Carry, Refuse
 from sickbay.agent.drill import Drills
 from sickbay.agent.limits import within
@@ -114,7 +115,7 @@ class NodeOrders:
         assert isinstance(order, RunCheck)
         self._allowed("check")
         with self._senses.provoked_by(order.check):
-            return [carried_out(order, self._hands.tests(), until, self._storage, self._hands.node, self._hands.me)]
+            return [answer_check(order, self._hands.tests(), until, self._storage, self._hands.node, self._hands.me)]
 
     # --- reset
     def _reset(self, order: AnyOrder, until: float) -> Sequence[ItemNews]:
@@ -122,7 +123,8 @@ class NodeOrders:
         self._allowed("reset")
         if shutil.which(self._hands.reset[0]) is None:
             raise Refuse(f"there is no {self._hands.reset[0]} here: nothing can reset a GPU")
-        with self._hands.aside("a GPU is being reset"):
+        lock = Path(self._hands.settings.state, "reset.lock")
+        with one_at_a_time(lock, until - RESET_TAKES) as held_lock, self._hands.aside("a GPU is being reset"):
             if not (self._hands.proc / "1").exists():
                 # As where the agent's container has processes of its own only: nobody seen is not nobody there.
                 raise Refuse(f"{self._hands.proc} does not show this machine's processes: nobody knows who has the GPU")
@@ -134,7 +136,7 @@ class NodeOrders:
             which = ("-i", ",".join(map(str, order.devices))) if order.devices else ()
             # Without a limit: a reset that is killed in the middle leaves a GPU that nobody knows the state of. One
             # that does not end is answered for by whoever keeps the time.
-            said = _run((*self._hands.reset, *which))
+            said = _run((*self._hands.reset, *which), keeps=(held_lock,))
         if said.code != 0:
             text = said.out.strip()[-400:]
             if re.search(r"in use by|currently being used", text):
@@ -257,10 +259,36 @@ def _name(entry: Path) -> str:
         return "?"
 
 
-def _run(words: Sequence[str], seconds: float = float("inf")) -> ChildEnd:
+@contextmanager
+def one_at_a_time(lock: Path, until: float) -> Iterator[int]:
+    """Mutual exclusion of resets, also with one that an agent before us has begun and that outlived it.
+
+    What is started inherits the lock, which is free when the last who has it has ended. Raises Refuse.
+    """
+    try:
+        handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise Refuse(f"{lock} cannot be written ({error.strerror}): nobody could tell that a reset goes on") from error
+    try:
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise Refuse("an earlier reset on this machine has not ended") from None
+                time.sleep(0.1)
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def _run(words: Sequence[str], seconds: float = float("inf"), keeps: Sequence[int] = ()) -> ChildEnd:
     """Raises Refuse where it was not begun; TimeoutError: then nobody knows how far it came."""
     try:
-        ended = run_bounded(words, seconds, merged=True, spare=True)  # some `shutdown` leaves its work to a child
+        ended = run_bounded(
+            words, seconds, merged=True, spare=True, keeps=keeps
+        )  # some `shutdown` leaves its work to a child
     except OSError as error:
         raise Refuse(f"{words[0]} cannot be started: {error.strerror or error}") from error
     if ended.code is None:

@@ -30,6 +30,9 @@ def read_small(path: Path, most: int = MOST) -> bytes:
 def append(path: Path, text: str) -> None:
     """Raises OSError."""
     with opened(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT) as handle:
+        found = os.fstat(handle)
+        if not found.st_size and found.st_uid == os.geteuid():
+            os.fchmod(handle, 0o666)  # in the user's own directory, where he goes on writing to it
         os.write(handle, text.encode("utf-8", "replace"))
 
 

@@ -50,15 +50,19 @@ def token_name(node: NodeId) -> str:
 
 def judge_join(asked: JoinInput) -> JoinAnswer:
     heard = _heard(asked)
+    shown = asked.seat.registered if asked.seat is not None and asked.seat.ready else None
+    theirs = shown.instance_id if shown is not None else ""
+    if theirs == asked.instance_id and (heard is None or heard.instance_id != theirs):
+        # The cluster names this very machine: who speaks under its name, or has joined there, is one that was replaced.
+        return JoinAnswer(JoinVerdict.GRANTED)
     if heard is not None and heard.instance_id != asked.instance_id:
         return _taken(asked, heard.instance_id, "whose agent is heard")
+    if theirs not in {"", asked.instance_id}:
+        return _taken(asked, theirs, "which its cluster shows there, ready")
     if heard is not None and not any(_ended_lately(token, asked.now) for token in asked.tokens):
         # Of the very same machine, it says; so would whoever took a copy of the join token.
         because = f"an agent of {asked.node} is heard: another one may join when that is silent or its token is revoked"
         return JoinAnswer(JoinVerdict.ASK_AGAIN, because, asked.instance_id)
-    shown = asked.seat.registered if asked.seat is not None and asked.seat.ready else None
-    if shown is not None and shown.instance_id not in {"", asked.instance_id}:
-        return _taken(asked, shown.instance_id, "which its cluster shows there, ready")
     for token in asked.tokens:
         fresh = not token.over(asked.now) and asked.now - token.issued_at < TO_BE_HEARD
         if fresh and token.instance_id not in {"", asked.instance_id}:

@@ -58,7 +58,6 @@ def config_findings(path: Path) -> Iterator[Finding]:
     yield from _listen(config)
     yield from _store(config)
     yield from _notifiers(config)
-    yield from _joins(config)
     try:
         policy = read_policy(config)
         refuse_unconfigured(policy, config.notifiers.names)
@@ -161,19 +160,6 @@ def _notifiers(config: ControllerConfig) -> Iterator[Finding]:
     )  # fmt: skip
 
 
-def _joins(config: ControllerConfig) -> Iterator[Finding]:
-    for name, cluster in config.clusters.items():
-        join = config.agents.join.get(name)
-        if join is not None:
-            yield ok(f"agents of {name}", f"join with the token in {join.token_file}")
-        elif cluster.kind != "local":
-            yield warning(
-                f"agents of {name}", "have no join token in this file: each needs a token of its own, or one by hand",
-                f"add agents: {{join: {{{name}: {{token_file: …}}}}}}, or 'sickbay token create NAME --role join "
-                f"--cluster {name}'",
-            )  # fmt: skip
-
-
 def _policy(policy: Policy) -> Iterator[Finding]:
     doubts = lint(policy, None)
     for line in doubts:
@@ -206,6 +192,7 @@ def _cluster(config: ControllerConfig, name: str, said: ClusterConfig, policy: P
             store.close()
         yield from _readable(subject, wired)
         yield from wired.findings()
+        yield from _joining(config, name, wired)
         yield from _able(subject, policy, fleet.rules.can[name])
     for channel, settings in config.machines.items():
         yield from _programs(channel, settings)
@@ -240,12 +227,27 @@ def in_time(call: Callable[[], Answer]) -> Answer:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
+def _joining(config: ControllerConfig, name: str, wired: WiredCluster) -> Iterator[Finding]:
+    join = config.agents.join.get(name)
+    if join is not None:
+        yield ok(f"agents of {name}", f"join with the token in {join.token_file}")
+    elif wired.own_nodes is None:  # else the controller starts them, and gives each its token
+        yield warning(
+            f"agents of {name}", "have no join token in this file: each needs a token of its own, or one by hand",
+            f"add agents: {{join: {{{name}: {{token_file: …}}}}}}, or 'sickbay token create NAME --role join "
+            f"--cluster {name}'",
+        )  # fmt: skip
+
+
 def _able(subject: str, policy: Policy, can: frozenset[Capability]) -> Iterator[Finding]:
     """What the policy asks for and this cluster, with its machines, cannot do; each thing once."""
-    skipped = list(dict.fromkeys(line.partition(": ")[2] for line in lacking(policy, can)))
-    for line in skipped:
-        yield warning(subject, line, _way_out(line))
-    if not skipped:
+    where: dict[str, list[str]] = {}
+    for line in lacking(policy, can):
+        path, _, text = line.partition(": ")
+        where.setdefault(text, []).append(path)
+    for text, paths in where.items():
+        yield warning(subject, f"{text} ({', '.join(dict.fromkeys(paths))} of the policy)", _way_out(text))
+    if not where:
         yield ok(subject, "can do all that the policy asks for")
 
 

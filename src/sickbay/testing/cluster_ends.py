@@ -71,6 +71,17 @@ class EndContract:
 class OthersContract:
     """What a person does to a machine is seen, and what was meant for the machine before is not done to this one."""
 
+    def test_what_a_person_moves_off_a_node_has_not_completed(self, rig: ClusterRig) -> None:
+        nodes = run_job(rig)
+        rig.settle()
+        theirs = rig.others_drain(nodes[0])
+        rig.wait(lambda: attempts(rig)[1].end is not None and nodes[0] not in where(rig))
+        end = attempts(rig)[1].end
+        assert end is not None
+        assert end.reason is not EndReason.COMPLETED
+        rig.settle()
+        assert shown(rig, nodes[0]).cordons == (theirs,)
+
     def test_a_machine_that_a_person_restarts_is_under_a_new_boot(self, rig: ClusterRig) -> None:
         node = run_job(rig)[0]
         old = holder(rig, node)

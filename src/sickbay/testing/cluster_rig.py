@@ -105,6 +105,10 @@ class ClusterRig(Protocol):
         """That person puts it back."""
         ...
 
+    def others_drain(self, node: NodeId) -> str:
+        """A person takes it out of service and moves off what runs there, ours too; returns the cordon's owner."""
+        lacks(f"nobody but Sickbay empties {node}")
+
     def others_work(self, node: NodeId) -> None:
         """Something that Sickbay does not manage runs there until it is moved (where there is Capability.DRAIN)."""
         lacks(f"nobody but Sickbay runs anything on {node}")

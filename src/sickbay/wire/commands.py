@@ -42,9 +42,18 @@ class Child:
     """Its output goes to files without names: nobody must read along, and a dead child leaves nothing."""
 
     def __init__(
-        self, argv: Sequence[str], env: Mapping[str, str] | None = None, *, merged: bool = False, stdin: bytes = b""
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str] | None = None,
+        *,
+        merged: bool = False,
+        stdin: bytes = b"",
+        keeps: Sequence[int] = (),
     ) -> None:
-        """`merged`: both streams are `out`, in the order in which they came. Raises OSError."""
+        """`merged`: both streams are `out`, in the order in which they came. `keeps`: descriptors that it has, too.
+
+        Raises OSError.
+        """
         import tempfile  # here: an agent that only watches starts no command
 
         for one in [one for one in _stuck if one.poll() is not None]:
@@ -59,7 +68,7 @@ class Child:
                 self._process = subprocess.Popen(  # noqa: S603 - words of ours or of the operator, no shell
                     argv, stdin=told if stdin else subprocess.DEVNULL, stdout=self._out,
                     stderr=subprocess.STDOUT if merged else self._err, env=dict(env) if env else None,
-                    start_new_session=True,
+                    start_new_session=True, pass_fds=keeps,
                 )  # fmt: skip
         except BaseException:
             self._out.close()
@@ -115,9 +124,10 @@ def run_bounded(
     spare: bool = False,
     env: Mapping[str, str] | None = None,
     stdin: bytes = b"",
+    keeps: Sequence[int] = (),
 ) -> ChildEnd:
     """Runs a command to its end or its deadline. Raises OSError where it cannot be started."""
-    return Child(argv, env, merged=merged, stdin=stdin).finish(time.monotonic() + seconds, spare=spare)
+    return Child(argv, env, merged=merged, stdin=stdin, keeps=keeps).finish(time.monotonic() + seconds, spare=spare)
 
 
 def finish_all(children: Sequence[Child], until: float) -> list[ChildEnd]:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sickbay.faces.cli.up import Signals, service_of, who_starts
+from sickbay.faces.cli.signals import Signals, who_starts
+from sickbay.faces.cli.up import service_of
 from sickbay.model.errors import BadInput
 
 if TYPE_CHECKING:

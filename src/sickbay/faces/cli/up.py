@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import select
 import shlex
 import shutil
 import signal
@@ -17,6 +16,7 @@ import click
 from click.core import ParameterSource
 
 from sickbay.faces.cli.show import leave
+from sickbay.faces.cli.signals import Signals, who_starts
 from sickbay.model.errors import BadInput
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ state_option = click.option(
 )  # fmt: skip
 GIVEN = ParameterSource.COMMANDLINE
 REPEATABLE = frozenset(
-    {"detach", "state", "port"}
+    {"detach", "state", "port", "here"}
 )  # asked for again they change nothing: `up --detach` may be repeated
 NEXT = (
     ("top", "the fleet, live"),
@@ -295,37 +295,6 @@ def _next_steps(job: str, url: str, lines: Sequence[tuple[str, str]]) -> None:
     click.echo()
 
 
-class Signals:
-    """Ctrl-C ends everything; SIGTERM (an upgrade, a stop by the system) ends only the controller.
-
-    Kept by a pipe: two signals at once (a process group and its parent) would lock an event against itself.
-    """
-
-    def __init__(self, *, hangups: bool = False) -> None:
-        """`hangups`: SIGHUP asks for a reload, and ends nobody."""
-        self.by: int = 0
-        self.reload = False
-        self._hears, self._tells = os.pipe()
-        os.set_blocking(self._tells, False)
-        signal.signal(signal.SIGTERM, self._told)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        if hangups:
-            signal.signal(signal.SIGHUP, self._asked)
-
-    def _asked(self, number: int, frame: object) -> None:
-        del number, frame
-        self.reload = True
-
-    def _told(self, number: int, frame: object) -> None:
-        del frame
-        self.by = number
-        with contextlib.suppress(BlockingIOError):  # full of earlier ones: heard all the same
-            os.write(self._tells, b".")
-
-    def wait(self, seconds: float) -> bool:
-        return bool(select.select([self._hears], [], [], seconds)[0])
-
-
 class BoundedOutput:
     """Log rotation of what a detached controller says: its output is a file of ours, which must not fill the disk."""
 
@@ -343,15 +312,6 @@ class BoundedOutput:
             for stream in (1, 2):
                 os.dup2(fresh, stream)
             os.close(fresh)
-
-
-def who_starts() -> str:
-    import getpass
-
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container knows no name for its user
-        return f"user {os.getuid()}"
 
 
 def _in_the_background(wish: "UpOptions", policy: "Policy") -> None:
@@ -384,6 +344,8 @@ def _in_the_background(wish: "UpOptions", policy: "Policy") -> None:
         time.sleep(0.05)
     remember(record.url, (state / FIRST_TOKEN).read_text().strip())  # it does so a moment later
     click.echo(f"serving on {record.url}, {words_of(policy)}, in the background; 'sickbay down' ends it")
+    if wish.here:
+        click.echo(f"  what it does on this machine and what not: {output}")
     _elsewhere(record.url)
 
 

@@ -142,20 +142,23 @@ def ignoring_hangups() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
-@pytest.mark.parametrize("how", ["kill -9 of whoever runs it", "its own end"])
+@pytest.mark.parametrize("how", ["kill -9 of whoever runs it", "kill -9 of the command", "its own end"])
 def test_nothing_of_a_rank_outlives_whoever_runs_it_or_its_own_end(host: Host, how: str) -> None:
-    held = "import time; time.sleep(1000)"
-    end = "sleep 1000" if how.startswith("kill") else "exit 3"
-    script = f"{sys.executable} -c '{held}' & echo $!; {end}"
-    process = host.start("sh", "-c", script)
-    child = int(process.stdout.readline())
-    if how.startswith("kill"):
+    """torchrun starts each of its workers in a session of its own, as the second one is here."""
+    held = f"{sys.executable} -c 'import time; time.sleep(1000)'"
+    end = "sleep 1000" if how.startswith("kill") else "read line; exit 3"
+    script = f"{held} & echo $!; exec 3>&1; echo $(setsid {held} >&3 & echo $!); {end}"
+    process = host.start("sh", "-c", script, stdin=subprocess.PIPE)
+    children = [int(process.stdout.readline()) for _ in range(2)]
+    if how == "kill -9 of whoever runs it":
         host.lives()
         process.kill()
-    process.wait(60)
-    until(lambda: not exists(child))
+    elif how == "kill -9 of the command":
+        os.kill(host.lives(), signal.SIGKILL)
+    process.communicate(b"go on\n", timeout=60)
+    until(lambda: not any(map(exists, children)))
     assert runner_of(host.run_dir()) is None
-    assert process.returncode == (-9 if how.startswith("kill") else 3)
+    assert process.returncode == {"its own end": 3, "kill -9 of the command": 137}.get(how, -9)
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ def tail_of(run: Path) -> str:
 
 def _part_before(run: Path) -> Path:
     try:
-        older = [path for path in run.glob("output.*") if path.suffix[1:].isdigit()]
+        older = [path for path in run.glob("output.*") if path.suffix[1:].isascii() and path.suffix[1:].isdigit()]
     except OSError:
         older = []
     return max(older, default=run / "output.none", key=lambda path: int(path.suffix[1:20]))

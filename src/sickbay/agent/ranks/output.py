@@ -272,7 +272,7 @@ def _same(handle: int, path: Path) -> bool:
 
 def _older(run_dir: Path) -> list[tuple[int, Path]]:
     names = [path.name for path in run_dir.glob("output.*")]
-    return sorted((int(name[7:]), run_dir / name) for name in names if name[7:].isdigit())
+    return sorted((int(name[7:]), run_dir / name) for name in names if name[7:].isascii() and name[7:].isdigit())
 
 
 def _whole_start(data: bytes) -> bytes:

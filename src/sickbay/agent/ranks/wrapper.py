@@ -28,6 +28,7 @@ from sickbay.agent.ranks.directory import (
     runner_of,
 )
 from sickbay.agent.ranks.guard import GroupGuard
+from sickbay.agent.ranks.marks import MARK, kill_marked, marked_by
 from sickbay.agent.ranks.naming import NamedRank, name_rank, next_attempt, node_here
 from sickbay.agent.ranks.output import OutputFile
 from sickbay.agent.ranks.passing import Streams
@@ -181,7 +182,8 @@ class WrappedRank:
 
     def __init__(self, command: tuple[str, ...], env: Mapping[str, str], place: WrittenRank | None) -> None:
         self._command = command
-        self._env = env
+        self._mark, words = marked_by(env.get(MARK, ""))
+        self._env = {**env, MARK: words}
         self._place = place
         self._process: subprocess.Popen[bytes] | None = None
         self._waiting: list[int] = []  # signals that came before there was anybody to pass them on to
@@ -202,7 +204,7 @@ class WrappedRank:
                 self._place.seat.close()
 
     def _run(self, streams: Streams) -> int:
-        guard = _guard()
+        guard = _guard(self._mark)
         try:
             code, why = self._start_and_wait(streams, guard)
         finally:
@@ -228,6 +230,7 @@ class WrappedRank:
         # Before it is reaped: as long as it is a zombie its number, and that of its group, is nobody else's.
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
+        kill_marked(self._mark)
         streams.finish()
         return process.wait(), ""
 
@@ -267,9 +270,9 @@ class WrappedRank:
                 os.kill(self._process.pid, number)
 
 
-def _guard() -> GroupGuard | None:
+def _guard(mark: str) -> GroupGuard | None:
     try:
-        return GroupGuard()
+        return GroupGuard(mark)
     except OSError:
         return None  # no process to be had: the kernel still kills the command itself
 

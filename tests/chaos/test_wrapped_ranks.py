@@ -3,6 +3,7 @@
 import fcntl
 import os
 import pty
+import select
 import signal
 import subprocess
 import sys
@@ -136,6 +137,26 @@ def test_a_signal_that_was_ignored_before_is_ignored_by_the_command_too(host: Ho
     process.send_signal(signal.SIGHUP)
     process.terminate()
     assert process.wait(60) == 128 + signal.SIGTERM
+
+
+def test_whoever_reads_no_output_keeps_nobody_from_ending_it(host: Host) -> None:
+    reader, writer = os.pipe()
+    process = host.start("sh", "-c", "echo begun >&2; exec yes", stdout=writer)
+    try:
+        process.stderr.readline()
+        until(lambda: select.select([], [writer], [], 0)[1] == [])
+        process.terminate()
+        assert process.wait(20) == 128 + signal.SIGTERM
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+def test_where_standard_output_is_closed_no_file_of_the_rank_gets_it(host: Host) -> None:
+    code, _, err = host.ends("sh", "-c", "echo out; echo err >&2", stdout=None, preexec_fn=lambda: os.close(1))
+    assert (code, err) == (0, "err\n")
+    assert sorted(read_output(host.run_dir())[0].split()) == ["err", "out"]
+    assert (host.run_dir() / "alive").read_bytes() == b""
 
 
 def ignoring_hangups() -> None:

@@ -389,10 +389,18 @@ def test_the_end_of_an_output_is_read_across_the_beginning_of_a_new_part(room: R
     append(room.run() / "output.000000000000000", "long ago\n")
     append(room.run() / "output.000000000000009", "x" * 20_000 + "\n")
     append(room.run() / "output", "the end\n")
-    append(room.run() / "output.\u00b2", "a digit, and no number\n")
     room.ranks(over(rank(), 1))
     (ended,) = room.ends(2.0)
     assert (len(ended.tail), ended.tail[-9:]) == (16 * 1024, "\nthe end\n")
+
+
+def test_a_file_of_the_users_own_beside_an_output_hides_no_end(room: Room) -> None:
+    room.ranks(rank())
+    room.look(1.0)
+    append(room.run() / "output", "the end\n")
+    append(room.run() / "output.²", "a digit that is no number\n")
+    room.ranks(over(rank(), 1))
+    assert [end.tail for end in room.ends(2.0)] == ["the end\n"]
 
 
 @pytest.mark.parametrize(("ago", "told"), [(60.0, True), (7200.0, False)])

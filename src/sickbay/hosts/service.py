@@ -105,6 +105,10 @@ class Service:
             wired = cluster_kind(said.kind).build(ground)
         except BadInput as error:
             raise self.config.wrong(("clusters", name), error) from None
+        except Exception as error:  # another's code, or a disk that is full
+            logging.getLogger("sickbay.controller").exception("cluster %s cannot be built", name)
+            why = f"kind {said.kind!r} cannot be used ({type(error).__name__}: {error}): the log says where"
+            raise self.config.wrong(("clusters", name), BadInput(why)) from None
         return FleetCluster(wired, said.machines, checks_first=said.first == "check")
 
     def _fleet_ground(self, policy: Policy, mail: Wakeup) -> FleetGround:

@@ -394,6 +394,15 @@ def test_the_end_of_an_output_is_read_across_the_beginning_of_a_new_part(room: R
     assert (len(ended.tail), ended.tail[-9:]) == (16 * 1024, "\nthe end\n")
 
 
+def test_a_file_of_the_users_own_beside_an_output_hides_no_end(room: Room) -> None:
+    room.ranks(rank())
+    room.look(1.0)
+    append(room.run() / "output", "the end\n")
+    append(room.run() / "output.²", "a digit that is no number\n")
+    room.ranks(over(rank(), 1))
+    assert [end.tail for end in room.ends(2.0)] == ["the end\n"]
+
+
 @pytest.mark.parametrize(("ago", "told"), [(60.0, True), (7200.0, False)])
 def test_an_end_that_no_agent_saw_is_told_if_it_is_fresh(room: Room, ago: float, told: bool) -> None:
     room.ranks(over(rank(), 9))

@@ -7,6 +7,7 @@ from datetime import timedelta
 import httpx
 import pytest
 from tests.support.api_ward import TOKENS, Caller, Clinic, clinic
+from tests.support.cases import one_by_one
 from tests.support.waiting import until
 
 from sickbay.faces.api import endpoint, events, tokens
@@ -55,8 +56,8 @@ def test_nobody_gets_in_without_a_token(calls: Clinic, route: Route) -> None:
     assert response.headers["www-authenticate"] == "Bearer"
 
 
-@pytest.mark.parametrize("route", CLOSED, ids=named)
-@pytest.mark.parametrize("secret", ["wrong", TOKENS["operator"] + "x", "ünknown", "-"])
+@one_by_one("route", CLOSED, ids=named)
+@one_by_one("secret", ["wrong", TOKENS["operator"] + "x", "ünknown", "-"])
 def test_nobody_gets_in_with_a_token_that_is_not_known(calls: Clinic, route: Route, secret: str) -> None:
     headers = {b"Authorization": f"Bearer {secret}".encode()}
     response = calls.nobody.http.request(route.method, route.path, headers=headers)
@@ -64,8 +65,8 @@ def test_nobody_gets_in_with_a_token_that_is_not_known(calls: Clinic, route: Rou
     assert secret not in response.text or secret == "-"
 
 
-@pytest.mark.parametrize("route", CLOSED, ids=named)
-@pytest.mark.parametrize("role", sorted(TOKENS))
+@one_by_one("route", CLOSED, ids=named)
+@one_by_one("role", sorted(TOKENS))
 def test_a_role_opens_its_own_routes_and_no_other(calls: Clinic, route: Route, role: str) -> None:
     response = call(getattr(calls, role), route)
     if route.role in MAY[role]:

@@ -502,6 +502,9 @@ def test_a_start_says_how_far_the_job_has_been(step: int | None, told: str | Non
     started: list[JobSpec] = []
 
     class Cluster:
+        def wrong(self, _spec: JobSpec) -> str:
+            return ""
+
         def start(self, _job: str, _attempt: int, *, spec: JobSpec, **_more: object) -> Accepted:
             started.append(spec)
             return Accepted()

@@ -19,12 +19,14 @@ from msgspec.structs import replace
 from sickbay.agent.ranks.directory import (
     BASE,
     HEARTBEAT,
+    OPEN_TO_ALL,
     VARIABLE,
     RankFile,
     RankSeat,
     name_of,
     pid_space,
     rank_dir,
+    ranks_dir,
     runner_of,
 )
 from sickbay.agent.ranks.guard import GroupGuard
@@ -157,11 +159,10 @@ def _seat(base: Path, named: NamedRank) -> tuple[RankSeat, int]:
 
 def _make_base(base: Path) -> None:
     """Where no agent has been yet: as it would make it, if we may."""
-    ranks = base / "ranks"
+    ranks = ranks_dir(base)
     if not ranks.is_dir():
-        base.mkdir(parents=True, exist_ok=True)
-        ranks.mkdir(exist_ok=True)
-        ranks.chmod(0o1777)
+        ranks.mkdir(parents=True, exist_ok=True)
+        ranks.chmod(OPEN_TO_ALL)
 
 
 def _environment(env: Mapping[str, str], place: WrittenRank | None) -> dict[str, str]:

@@ -185,6 +185,7 @@ def test_every_setting_is_explained() -> None:
     [
         ("raise RuntimeError('no driver')", "cannot be loaded (RuntimeError: no driver): install it anew"),
         ("KIND = 7", "is no sickbay.wiring.ClusterKind"),
+        ("from sickbay.wiring import ClusterKind as K\nKIND = K(dict, print)", "is no sickbay.wiring.ClusterKind"),
         ("OTHER = 7", "cannot be loaded (AttributeError: "),
     ],
 )

@@ -204,9 +204,13 @@ def cluster_kind(name: str) -> ClusterKind:
     except Exception as error:  # noqa: BLE001 - another's code, which may fail in any way while it is imported
         why = f"{type(error).__name__}: {error}"
         raise BadInput(f"kind {name!r} ({entry.value}) cannot be loaded ({why}): install it anew") from None
-    if not isinstance(kind, ClusterKind):
+    if not isinstance(kind, ClusterKind) or not _is_noun(kind.settings) or not callable(kind.build):
         raise BadInput(f"kind {name!r} ({entry.value}) is no sickbay.wiring.ClusterKind: its package must name one")
     return kind
+
+
+def _is_noun(said: object) -> bool:
+    return isinstance(said, type) and issubclass(said, Noun)
 
 
 def cluster_kinds() -> tuple[str, ...]:

@@ -146,7 +146,7 @@ def read_rank(run: Path) -> FoundRank | None:
         return None
     try:
         file = msgspec.json.decode(body, type=RankFile)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:  # whoever nests it too deep
         raise ValueError(f"its {RANK_FILE} cannot be understood: {error}") from None
     if wrong := _mistake(run, file):
         raise ValueError(wrong)

@@ -25,7 +25,7 @@ from sickbay.hosts.config import ControllerConfig
 from sickbay.hosts.controller import Controller
 from sickbay.hosts.first_tokens import agree_on, has_admin
 from sickbay.hosts.joining import admit_joiners
-from sickbay.hosts.log_file import log_to
+from sickbay.hosts.own_log import log_to
 from sickbay.hosts.server import answers_at, refuse_taken, refuse_unusable, served
 from sickbay.hosts.state import FIRST_TOKEN, RECORD, lock_alone, make_private
 from sickbay.hosts.wakeup import Wakeup

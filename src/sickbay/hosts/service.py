@@ -25,7 +25,7 @@ from sickbay.hosts.config import ControllerConfig
 from sickbay.hosts.controller import Controller
 from sickbay.hosts.first_tokens import agree_on, has_admin
 from sickbay.hosts.joining import admit_joiners
-from sickbay.hosts.log_file import log_to
+from sickbay.hosts.own_log import log_to
 from sickbay.hosts.server import answers_at, refuse_taken, refuse_unusable, served
 from sickbay.hosts.state import FIRST_TOKEN, RECORD, lock_alone, make_private
 from sickbay.hosts.wakeup import Wakeup
@@ -41,6 +41,7 @@ from sickbay.wiring import (
     FleetCluster,
     FleetGround,
     MachineGround,
+    WiredCluster,
     cluster_kind,
     fleet_of,
     machines_of,
@@ -106,6 +107,13 @@ class Service:
             wired = cluster_kind(said.kind).build(ground)
         except BadInput as error:
             raise self.config.wrong(("clusters", name), error) from None
+        except Exception as error:  # another's code, or a disk that is full
+            logging.getLogger("sickbay.controller").exception("cluster %s cannot be built", name)
+            why = f"kind {said.kind!r} cannot be used ({type(error).__name__}: {error}): the log says where"
+            raise self.config.wrong(("clusters", name), BadInput(why)) from None
+        if not isinstance(wired, WiredCluster):
+            why = f"kind {said.kind!r} builds no sickbay.wiring.WiredCluster: install it anew"
+            raise self.config.wrong(("clusters", name), BadInput(why))
         return FleetCluster(wired, said.machines, checks_first=said.first == "check")
 
     def _fleet_ground(self, policy: Policy, mail: Wakeup) -> FleetGround:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 import pytest
+from _pytest.runner import runtestprotocol
 from hypothesis import settings
 from sqlalchemy import create_engine, make_url, text
 from sqlalchemy.pool import NullPool
@@ -116,6 +117,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if name in taken:
                 item.add_marker(pytest.mark.slow)
             taken.add(name)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    """A worker tells of a set-up or a tear-down only what went wrong: thousands of small tests take longer to tell than
+    to do. Whoever asks for their durations, or for a file of results, hears all.
+    """
+    option = item.config.option
+    if not hasattr(item.config, "workerinput") or option.durations is not None or option.xmlpath:
+        return None
+    hook = item.ihook
+    hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    for report in runtestprotocol(item, nextitem=nextitem, log=False):
+        if report.when == "call" or not report.passed:
+            hook.pytest_runtest_logreport(report=report)
+    hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    return True
 
 
 @pytest.hookimpl(wrapper=True)

@@ -107,7 +107,7 @@ COMMANDS: list[tuple[tuple[str, ...], str]] = [
     (submit("--nodes", "1", "--stall-after", "soon"), "'soon' is not a duration"),
     (("check", "node-0", "--level", "9"), "9 is not in the range"),
     # --- jobs that contradict themselves
-    (submit(), "write --nodes N, or --on NODE,NODE, one of them"),
+    (submit("--min-nodes", "1"), "write --nodes N as well"),
     (submit("--nodes", "1", "--on", "node-0"), "one of them"),
     (submit("--on", "node-0,node-0"), "a node is named twice"),
     (submit("--on", "node-0,local/node-0"), "a node is named twice"),

@@ -61,7 +61,8 @@ def test_a_server_that_is_down_for_all_blames_nobody_and_the_job_waits_and_says_
     w.until(lambda: (wait := w.job(job).wait) is not None and "/fsx" in wait.because, HOUR)
     waits = explain(w.sim.store, job).waits_for
     assert waits is not None
-    assert waits.changed_by == ("the mount, or the file server, is mended",)
+    assert waits.changed_by[0] == "the mount, or the file server, is mended"
+    assert [way.command for way in waits.ways_out] == ["", f'sickbay stop {job} --reason "WHY"']
     w.world.ground.storage_down.clear()
     w.ends(job)
     assert w.job(job).storage_trouble is None
@@ -141,3 +142,15 @@ def test_named_nodes_wait_for_the_mount_and_go_on_when_it_is_back() -> None:
     w.world.ground.storage_down.clear()
     w.until(lambda: bool(w.starts(job)), STORAGE_LATEST.total_seconds() + 5 * MINUTE)
     w.ends(job)
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_job_whose_storage_nobody_can_use_keeps_no_node_from_the_jobs_behind_it(named: bool) -> None:
+    w = Ward(nodes=1)
+    w.world.ground.storage_down.add("/typo")
+    stuck = w.submit(nodes=1, storage=("/typo",), on=tuple(w.nodes) if named else ())
+    w.until(lambda: w.known(stuck) and w.job(stuck).storage_trouble is not None, HOUR)
+    w.ends(w.submit("behind", steps=100, nodes=1))
+    assert w.job(stuck).state in {JobState.QUEUED, JobState.GATING}
+    w.world.ground.storage_down.clear()
+    w.ends(stuck)

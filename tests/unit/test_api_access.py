@@ -7,12 +7,13 @@ from datetime import timedelta
 import httpx
 import pytest
 from tests.support.api_ward import TOKENS, Caller, Clinic, clinic
+from tests.support.cases import one_by_one
 from tests.support.waiting import until
 
 from sickbay.faces.api import endpoint, events, tokens
 from sickbay.faces.api.route import Route
 from sickbay.faces.api.routes import ROUTES
-from sickbay.model.fleet import NodeId
+from sickbay.model.fleet import NodeId, Role
 from sickbay.model.rows import Line, Unit
 
 CLOSED = [route for route in ROUTES if route.role]
@@ -55,8 +56,8 @@ def test_nobody_gets_in_without_a_token(calls: Clinic, route: Route) -> None:
     assert response.headers["www-authenticate"] == "Bearer"
 
 
-@pytest.mark.parametrize("route", CLOSED, ids=named)
-@pytest.mark.parametrize("secret", ["wrong", TOKENS["operator"] + "x", "ünknown", "-"])
+@one_by_one("route", CLOSED, ids=named)
+@one_by_one("secret", ["wrong", TOKENS["operator"] + "x", "ünknown", "-"])
 def test_nobody_gets_in_with_a_token_that_is_not_known(calls: Clinic, route: Route, secret: str) -> None:
     headers = {b"Authorization": f"Bearer {secret}".encode()}
     response = calls.nobody.http.request(route.method, route.path, headers=headers)
@@ -64,8 +65,8 @@ def test_nobody_gets_in_with_a_token_that_is_not_known(calls: Clinic, route: Rou
     assert secret not in response.text or secret == "-"
 
 
-@pytest.mark.parametrize("route", CLOSED, ids=named)
-@pytest.mark.parametrize("role", sorted(TOKENS))
+@one_by_one("route", CLOSED, ids=named)
+@one_by_one("role", sorted(TOKENS))
 def test_a_role_opens_its_own_routes_and_no_other(calls: Clinic, route: Route, role: str) -> None:
     response = call(getattr(calls, role), route)
     if route.role in MAY[role]:
@@ -106,7 +107,7 @@ def test_a_revoked_token_opens_nothing_from_then_on(calls: Clinic) -> None:
 
 
 def test_a_token_that_was_revoked_elsewhere_is_not_remembered(calls: Clinic) -> None:
-    secret = calls.ward.desk.issue("visitor", "viewer", by="setup")
+    secret = calls.ward.desk.issue("visitor", Role.VIEWER, by="setup")
     visitor = Caller(calls.url, secret)
     assert visitor.get("/v1/nodes").status_code == 200
     calls.ward.desk.revoke("visitor", by="setup")
@@ -239,21 +240,21 @@ def test_an_expired_token_is_forgotten_in_the_end(calls: Clinic, monkeypatch: py
 def test_an_agents_token_is_made_for_a_node_by_its_name_alone_and_can_be_revoked(calls: Clinic) -> None:
     made = calls.admin.post("/v1/tokens", {"name": "agent-1", "role": "agent", "node": "train-0001"})
     assert made.json()["node"] == "sim/train-0001"
-    calls.ward.desk.issue("agent of sim/train-0002", "agent", by="setup", node=NodeId("sim/train-0002"))
+    calls.ward.desk.issue("agent of sim/train-0002", Role.AGENT, by="setup", node=NodeId("sim/train-0002"))
     gone = calls.admin.http.delete("/v1/tokens/agent%20of%20sim%2Ftrain-0002")
     assert gone.json() == {"name": "agent of sim/train-0002", "revoked": True}
 
 
 def test_a_token_that_was_revoked_can_be_issued_again(calls: Clinic) -> None:
     for _ in range(2):
-        assert calls.ward.desk.issue("again", "viewer", by="setup", secret="the same") == "the same"
+        assert calls.ward.desk.issue("again", Role.VIEWER, by="setup", secret="the same") == "the same"
         assert calls.ward.desk.who("the same") is not None
         calls.ward.desk.revoke("again", by="setup")
         assert calls.ward.desk.who("the same") is None
 
 
 def test_the_last_use_of_a_token_is_shown_and_costs_no_commit_for_each_request(calls: Clinic) -> None:
-    secret = calls.ward.desk.issue("watcher", "viewer", by="setup")
+    secret = calls.ward.desk.issue("watcher", Role.VIEWER, by="setup")
     watcher = Caller(calls.url, secret)
     last = calls.ward.sim.store.facts(after=0, limit=100_000)[-1].seq
     for _ in range(50):

@@ -12,7 +12,7 @@ import pytest
 from tests.support.waiting import until
 
 from sickbay.agent.checks import Exercise
-from sickbay.agent.checks.storage import StorageLook, carried_out
+from sickbay.agent.checks.storage import StorageLook, answer_check
 from sickbay.model.checkup import StorageSeen, Verdict
 from sickbay.model.fleet import Incarnation, NodeId
 from sickbay.model.protocol import RunCheck
@@ -120,7 +120,7 @@ def test_the_verdict_is_of_the_hardware_and_level_0_exercises_none() -> None:
 
     def answer(level: int, *storage: str) -> tuple[Verdict, tuple[StorageSeen, ...], int]:
         order = RunCheck(check="k", level=level, storage=storage)
-        said = carried_out(order, SICK, time.monotonic() + 9, lambda _paths, _until: seen, NODE, ME)
+        said = answer_check(order, SICK, time.monotonic() + 9, lambda _paths, _until: seen, NODE, ME)
         return said.verdict, said.storage, len(said.tests)
 
     assert answer(0, "/fsx") == (Verdict.PASS, seen, 0)

@@ -96,6 +96,13 @@ def test_whoever_names_tests_gets_them_whatever_their_level() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_leaves_no_process_behind(number: int, tmp_path: Path) -> None:
+    for _ in range(3):  # on a busy machine it may be over before it hears
+        if (code := _ended_by(number, tmp_path)) != 0:
+            break
+    assert code == 130
+
+
+def _ended_by(number: int, tmp_path: Path) -> int:
     with (tmp_path / "said").open("wb") as said:
         command = [sys.executable, "-c", "from sickbay.faces.cli.main import main; main()", "check", "--only", "cpu"]
         process = psutil.Popen(command, stdout=said, stderr=said, env={**os.environ, "TMPDIR": str(tmp_path)})
@@ -104,12 +111,13 @@ def test_ctrl_c_leaves_no_process_behind(number: int, tmp_path: Path) -> None:
             assert until(lambda: len(process.children(recursive=True)) == 1 + cores)
             below = process.children(recursive=True)
             process.send_signal(number)
-            assert process.wait(20) == 130
+            code: int = process.wait(20)
         finally:
             if process.is_running():
                 process.kill()
                 process.wait()
     assert until(lambda: not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in below))
+    return code
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 from tests.support.canned import CUT, Answer, Asked, Canned, interruption, job, serving
 
+from sickbay.faces.cli.job_name import free_name, name_of
 from sickbay.faces.cli.main import main
 from sickbay.faces.cli.stages import ProgressLine
 from sickbay.faces.cli.submit import PASSED_ON, log_rule_of
@@ -89,6 +90,57 @@ def test_a_plain_submit_sends_only_what_was_said_and_where_it_was_said(server: C
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("words", "before", "name", "nodes", "says"),
+    [
+        ((), [], "train", 1, "called train, on 1 node: --name and --nodes say otherwise"),
+        (("--nodes", "2"), [], "train", 2, "called train: --name says otherwise"),
+        (("--name", "mine"), [], "mine", 1, "on 1 node: --nodes says otherwise"),
+        (("--on", "n0"), [], "train", None, "called train: --name says otherwise"),
+        ((), ["train", "train-3"], "train-2", 1, "called train-2, on 1 node"),
+    ],
+)
+def test_what_is_not_said_of_a_job_is_chosen_and_told(
+    server: Canned, words: tuple[str, ...], before: list[str], name: str, nodes: int | None, says: str
+) -> None:
+    server.says("GET /v1/jobs", Answer([{**job(), "id": f"{each}-1a2b3", "name": each} for each in before]))
+    for wait in ((), ("--wait",)):
+        server.says(f"GET {JOB}", Answer(job(state="COMPLETE")))
+        result = sickbay("submit", *words, *wait, "--", "python", "src/train.py", "--lr", "3")
+        assert result.exit_code == 0, result.output
+        assert f"  {says}" in (result.stderr if wait else result.stdout)
+        sent = next(one for one in reversed(server.asked) if one.method == "POST").body
+        assert (sent["name"], sent.get("nodes")) == (name, nodes)
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("python train.py", "train"),
+        ("python -u -m lab.train_gpt --config other.py", "train_gpt"),
+        ("torchrun --nproc-per-node=8 ./src/run.v2.py", "run.v2"),
+        ("python3.11 -m torch.distributed.run --nproc-per-node 2 pre_train.py", "pre_train"),
+        ("torchrun -m lab.main", "main"),
+        ("/opt/lab/train --config other.py", "train"),
+        ("./night.sh", "night"),
+        ("bash -c true", "bash"),
+        ("env LR=1 python _x.py", "x"),
+        ("mein\u00fc.py a.py", "mein"),
+        ("...", "job"),
+        ("", "job"),
+        ("x" * 200, "x" * 63),
+    ],
+)
+def test_a_job_is_called_as_the_script_that_its_command_runs(command: str, name: str) -> None:
+    assert name_of(command.split(" ")) == name
+
+
+def test_a_name_that_is_taken_gets_a_number_and_stays_one() -> None:
+    assert free_name("train", ["train-2"]) == "train"
+    assert free_name("train", ["train", "train-2"]) == "train-3"
+    assert free_name("x" * 63, ["x" * 63]) == "x" * 61 + "-2"
+
+
 def test_everything_that_can_be_said_is_sent(server: Canned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINE", "passed on")
     result = submit(
@@ -143,7 +195,7 @@ def test_stalling_can_be_turned_off(server: Canned) -> None:
     ("args", "says"),
     [
         (("--nodes", "1"), "write it after --"),
-        (("true",), "--nodes N, or --on NODE,NODE"),
+        (("--min-nodes", "2", "true"), "write --nodes N as well"),
         (("--nodes", "1", "--on", "n0", "true"), "one of them"),
         (("--nodes", "-1", "true"), "--nodes"),
         (("--nodes", "0", "true"), "--nodes"),

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.support.cases import one_by_one
 
 from sickbay.faces.api.families import FAMILIES
 from sickbay.hosts.tally import CauseClass
@@ -53,7 +54,7 @@ def asked() -> Iterator[tuple[str, str]]:
         yield "docs/metrics.md", row
 
 
-@pytest.mark.parametrize(("what", "query"), list(asked()))
+@one_by_one(("what", "query"), list(asked()))
 def test_every_query_asks_for_metrics_and_labels_that_there_are(what: str, query: str) -> None:
     names = set(NAME.findall(query))
     assert names - FAMILIES.keys() - RECORDED == set() or what == "SickbayControllerDown", query

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.support.cases import one_by_one
 
 from sickbay.brain.blame import diagnosis_of
 from sickbay.knowledge.load import load_tables
@@ -122,7 +123,7 @@ LINES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("line", "name", "restart"), LINES)
+@one_by_one(("line", "name", "restart"), LINES)
 def test_a_line_names_its_cause_and_whether_to_run_again(line: str, name: str, restart: bool) -> None:
     found = diagnose(f"epoch 1\n  {line}\n", RULES)
     assert found is not None

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.cases import one_by_one
 
 from sickbay.knowledge.load import load_tables
 from sickbay.model.fault import Severity
@@ -28,7 +29,7 @@ def codes(text: str) -> list[str]:
     return [symptom.code for symptom in found if symptom.severity is not Severity.INFO]
 
 
-@pytest.mark.parametrize(("title", "text"), list(samples("sick.txt")))
+@one_by_one(("title", "text"), list(samples("sick.txt")))
 def test_a_paste_is_named(title: str, text: str) -> None:
     wanted = title.partition(" | ")[2].split()
     assert wanted

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.cases import one_by_one
 from tests.support.pattern_words import literals
 from tests.support.thorough import THOROUGH, examples
 
@@ -349,7 +350,7 @@ def test_the_sieve_loses_no_anchor(lines: list[tuple[str, str]]) -> None:
     assert len(sieve.sift(text)) == text.count(b"\n")
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+@one_by_one("rule", RULES, ids=lambda rule: rule.name)
 def test_every_rule_demands_a_word_so_that_long_texts_can_be_sieved(rule: DiagnosisRule) -> None:
     assert "|".join(rule.words) == "|".join(literals(rule.pattern)) != "", "write this into the column `words`"
 

@@ -1,8 +1,8 @@
 """The fabric manager's log and its lines in the journal."""
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.cases import one_by_one
 from tests.support.thorough import examples
 from tests.unit.test_dcgm_documents import read, sample
 
@@ -36,7 +36,7 @@ def test_a_switch_error_is_an_sxid_with_the_managers_own_severity() -> None:
     assert (other.fields["number"], other.fields["severity"]) == (12028, "nonfatal")
 
 
-@pytest.mark.parametrize(
+@one_by_one(
     "prefix",
     [
         STAMP,
@@ -49,7 +49,7 @@ def test_a_switch_error_is_an_sxid_with_the_managers_own_severity() -> None:
         "Nov 16 08:00:00 node1 nvidia-fabricmanager-start.sh[4756]: ",
     ],
 )
-@pytest.mark.parametrize(
+@one_by_one(
     ("message", "kind"),
     [
         (FATAL, "sxid"),

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from tests.support.cases import one_by_one
 from tests.support.kernel_samples import ADDRESSES, ENDS, NOTHING, PREFIXES, WORDS, numbers
 from tests.support.thorough import examples
 
@@ -74,8 +75,8 @@ def test_every_xid_is_read_behind_every_prefix_in_every_form(prefix: str, number
     assert [(sign.kind, sign.fields["number"]) for sign in read(text)] == [("xid", number)]
 
 
-@pytest.mark.parametrize(("kind", "body"), WORDS)
-@pytest.mark.parametrize("prefix", ["", "[   30.2] ", "Nov 16 02:17:00 n1 kernel: ", "4,12,345,-;"])
+@one_by_one(("kind", "body"), WORDS)
+@one_by_one("prefix", ["", "[   30.2] ", "Nov 16 02:17:00 n1 kernel: ", "4,12,345,-;"])
 def test_faults_without_a_number_are_named(prefix: str, kind: str, body: str) -> None:
     sign = parse_line(prefix + body)
     assert sign is not None
@@ -85,7 +86,7 @@ def test_faults_without_a_number_are_named(prefix: str, kind: str, body: str) ->
         assert str(sign.fields["pci"]) in body
 
 
-@pytest.mark.parametrize("text", NOTHING)
+@one_by_one("text", NOTHING)
 def test_what_the_driver_did_not_print_is_not_read(text: str) -> None:
     assert parse_line(text) is None
     if "\n" not in text:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable
 
-import pytest
+from tests.support.cases import one_by_one
 from tests.unit.test_diagnose import LINES
 from tests.unit.test_diagnose_corpus import samples
 
@@ -75,7 +75,7 @@ NO_JOBS_LOG = (
 )
 
 
-@pytest.mark.parametrize(("title", "text"), [*samples("sick.txt"), *samples("well.txt")])
+@one_by_one(("title", "text"), [*samples("sick.txt"), *samples("well.txt")])
 def test_both_name_the_same_cause_of_a_text_in_the_corpus(title: str, text: str) -> None:
     found, told = by_engine(text), by_diagnose(text)
     if not title.startswith(NO_JOBS_LOG):
@@ -83,8 +83,8 @@ def test_both_name_the_same_cause_of_a_text_in_the_corpus(title: str, text: str)
         assert found == told or (found, told) == (RAISED, "")
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-@pytest.mark.parametrize("container", CONTAINERS)
+@one_by_one("launcher", LAUNCHERS)
+@one_by_one("container", CONTAINERS)
 def test_both_know_every_rule_in_every_wrapping(container: str, launcher: str) -> None:
     wrapped = [(CONTAINERS[container](LAUNCHERS[launcher](line)), name) for line, name, _ in LINES]
     assert [(text, name) for text, name in wrapped if by_engine(f"epoch 1\n{text}") != name] == []
@@ -105,8 +105,8 @@ TALK = (
 )
 
 
-@pytest.mark.parametrize("talk", TALK)
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@one_by_one("talk", TALK)
+@one_by_one("launcher", LAUNCHERS)
 def test_both_pass_over_a_line_that_only_talks_about_an_error(launcher: str, talk: str) -> None:
     for container in CONTAINERS.values():
         text = container(LAUNCHERS[launcher](talk))

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.support.cases import one_by_one
 
 from sickbay.knowledge.load import load_tables
 from sickbay.model.errors import BadInput
@@ -38,14 +39,14 @@ def heard(body: str, speaker: str = "kernel") -> Sign:
     return sign
 
 
-@pytest.mark.parametrize(("code", "speaker", "body"), SICK)
+@one_by_one(("code", "speaker", "body"), SICK)
 def test_a_sick_line_is_named(code: str, speaker: str, body: str) -> None:
     sign = heard(body, speaker)
     assert sign.kind == code
     assert sign.text == body
 
 
-@pytest.mark.parametrize(("speaker", "body"), HEALTHY)
+@one_by_one(("speaker", "body"), HEALTHY)
 def test_a_healthy_line_says_nothing(speaker: str, body: str) -> None:
     assert patterns.match(body, speaker) is None
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import pytest
 from msgspec import inspect as mi
+from tests.support.cases import one_by_one
 
 from sickbay.model.durations import format_duration
 from sickbay.model.noun import Noun
@@ -66,7 +66,7 @@ _SETTINGS = [
 ]
 
 
-@pytest.mark.parametrize(("title", "name", "default"), _SETTINGS, ids=[f"{t} {n}" for t, n, _ in _SETTINGS])
+@one_by_one(("title", "name", "default"), _SETTINGS, ids=[f"{t} {n}" for t, n, _ in _SETTINGS])
 def test_every_setting_is_documented_with_its_default(title: str, name: str, default: str) -> None:
     sections = dict(re.findall(r"^### (.+?)\n(.*?)(?=^### |\Z)", PAGE, re.MULTILINE | re.DOTALL))
     assert title in sections

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tests.support.cases import one_by_one
 from tests.support.golden import GoldenRow, load_golden
 
 from sickbay.model.fault import Fault, Remedy, Scope, Severity, highest, lowest
@@ -72,7 +73,7 @@ def _known_faults() -> dict[str, Fault]:
 _ROWS = [(name, row) for name in shipped() for row in load_golden(name)]
 
 
-@pytest.mark.parametrize(("name", "row"), _ROWS, ids=[f"{name}: {row.when}" for name, row in _ROWS])
+@one_by_one(("name", "row"), _ROWS, ids=[f"{name}: {row.when}" for name, row in _ROWS])
 def test_the_first_repair_of_a_golden_row_follows_from_the_rules(name: str, row: GoldenRow) -> None:
     policy, known = load_policy(name), _known_faults()
     first = next((known[code] for code in row.evidence if code in known), None)
@@ -99,7 +100,7 @@ def test_the_first_repair_of_a_golden_row_follows_from_the_rules(name: str, row:
     assert expected == f"repair.{next(rung.do for rung in ladder.rungs if rung.do.rank >= wanted.rank)}"
 
 
-@pytest.mark.parametrize(("name", "row"), _ROWS, ids=[f"{name}: {row.when}" for name, row in _ROWS])
+@one_by_one(("name", "row"), _ROWS, ids=[f"{name}: {row.when}" for name, row in _ROWS])
 def test_golden_rows_never_repair_outside_quarantine_nor_release_without_proof(name: str, row: GoldenRow) -> None:
     out, before = False, ""
     for act in row.acts:

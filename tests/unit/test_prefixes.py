@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.support.cases import one_by_one
 from tests.support.kernel_samples import PREFIXES
 
 from sickbay.signs.prefixes import Peeled, dated, peel
@@ -19,17 +20,17 @@ BODY = "NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus."
 PATIENT = settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 
 
-@pytest.mark.parametrize("prefix", PREFIXES)
+@one_by_one("prefix", PREFIXES)
 def test_every_prefix_of_the_field_comes_off(prefix: str) -> None:
     peeled = peel(prefix + BODY + "\r\n")
     assert (peeled.body, peeled.by_kernel) == (BODY, True)
 
 
-@pytest.mark.parametrize(
+@one_by_one(
     "body",
     ["pcieport 0000:00:01.0: AER: Corrected error", "pt_main_thread[253]: segfault at 7f79", "mce: [Hardware Error]"],
 )
-@pytest.mark.parametrize("prefix", [one for one in PREFIXES if one not in {"dmesg.txt.log:", "10.0.0.7: "}])
+@one_by_one("prefix", [one for one in PREFIXES if one not in {"dmesg.txt.log:", "10.0.0.7: "}])
 def test_the_words_of_other_drivers_stay_whole(prefix: str, body: str) -> None:
     assert peel(prefix + body).body == body
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from sickbay.agent.ranks.directory import FoundRank, NodeFile, RankFile, name_of
-from sickbay.agent.ranks.naming import NamedRank, name_rank
-from sickbay.agent.ranks.processes import process_of
+from sickbay.agent.ranks.directory import FoundRank, NodeFile, RankFile, name_of, ranks_dir
+from sickbay.agent.ranks.naming import NamedRank, name_rank, next_attempt
+from sickbay.agent.ranks.pids import process_of
 from sickbay.agent.ranks.rendezvous import CONF, MeetingPlace, meeting_of, rendezvous, waits_for
 from sickbay.model.fleet import JobId
 
@@ -52,6 +52,12 @@ def test_no_job_leads_out_of_the_directory_and_no_two_share_a_name(job: str) -> 
 
 
 # --- torchrun
+
+
+def test_the_next_attempt_is_one_more_than_the_newest_whatever_else_lies_there(tmp_path: Path) -> None:
+    for name in ("j.2.0", "j.10.3", "j.².0", "j.x.0", "other.99.0"):
+        (ranks_dir(tmp_path) / name).mkdir(parents=True)
+    assert next_attempt(tmp_path, "j") == 11
 
 
 def test_torchrun_gets_defaults_and_what_its_environment_has_stays() -> None:

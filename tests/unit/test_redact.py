@@ -6,6 +6,7 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.cases import one_by_one
 
 from sickbay.signs.redact import REMOVED, redact
 
@@ -104,7 +105,7 @@ PLAIN = (
 )
 
 
-@pytest.mark.parametrize(("text", "secret"), SECRETS.items(), ids=range(len(SECRETS)))
+@one_by_one(("text", "secret"), SECRETS.items(), ids=range(len(SECRETS)))
 def test_a_secret_is_cut_out_and_that_it_was_there_is_seen(text: str, secret: str) -> None:
     clean = redact(text)
     assert secret not in clean

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.support.cases import one_by_one
 
 from sickbay.model.errors import BadInput
 from sickbay.model.fault import Remedy
@@ -51,10 +52,8 @@ def test_real_lines_are_decoded(number: int, text: str, unit: str | None, remedy
     assert bool(found.get("why")) == bool(remedy)
 
 
-@pytest.mark.parametrize("layout", ["v1", "v2"])
-@pytest.mark.parametrize(
-    "row", UNITS, ids=lambda row: f"{row['xid']}-{row['unit']}-{row['condition'][-6:]}-{row['error_status']}"
-)
+@one_by_one("layout", ["v1", "v2"])
+@one_by_one("row", UNITS, ids=lambda row: f"{row['xid']}-{row['unit']}-{row['condition'][-6:]}-{row['error_status']}")
 def test_every_row_is_found_in_both_layouts(row: dict[str, str], layout: str) -> None:
     low = row["pattern"].split(f"{layout}[")[1].split("=")[1].split()[0]
     info = int(row["condition"].split("=")[1], 2) << 20 | int(low, 2)

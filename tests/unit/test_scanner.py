@@ -1,8 +1,8 @@
 """The fast look misses nothing that the slow one would name."""
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.support.cases import one_by_one
 from tests.support.kernel_samples import ADDRESSES, ENDS, NOTHING, PREFIXES, WORDS
 
 from sickbay.signs.kernel import parse_line
@@ -17,7 +17,7 @@ def found(text: bytes) -> list[bytes]:
     return [text[start:end] for start, end in lines_of_interest(text)]
 
 
-@pytest.mark.parametrize("prefix", PREFIXES)
+@one_by_one("prefix", PREFIXES)
 def test_no_line_that_would_be_named_is_missed(prefix: str) -> None:
     lines = [prefix + body for body in BODIES]
     named = {line.encode() for line in lines if parse_line(line)}

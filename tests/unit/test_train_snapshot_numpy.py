@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.cases import one_by_one
 from tests.support.states import file_of, restored, same, there_and_back
 from tests.support.thorough import examples
 from tests.unit.test_train_snapshot import buffers, check_refused, check_saves_in_a_row, keys, plain, shard_with, trees
@@ -41,8 +42,8 @@ def array_of(dtype: str, shape: tuple[int, ...], seed: int = 0) -> Any:
     return np.frombuffer(octets, dtype).reshape(shape).copy() if octets else np.empty(shape, dtype)
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("dtype", DTYPES)
+@one_by_one("shape", SHAPES, ids=str)
+@one_by_one("dtype", DTYPES)
 def test_arrays_of_every_dtype_and_shape_come_back(dtype: str, shape: tuple[int, ...]) -> None:
     value = array_of(dtype, shape)
     back = there_and_back({"x": value})["x"]
@@ -58,7 +59,7 @@ def is_key(scalar: Any) -> bool:
     return True
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@one_by_one("dtype", DTYPES)
 def test_scalars_of_every_dtype_come_back_as_values_and_as_keys(dtype: str) -> None:
     for value in array_of(dtype, (4,)):
         assert same(there_and_back([value]), [value])

@@ -17,7 +17,7 @@ from sickbay.agent.node import may_read
 from sickbay.agent.node_orders import REBOOT
 from sickbay.agent.nvml.pci import nvidia_gpus
 from sickbay.agent.probes.journal import available
-from sickbay.agent.ranks.directory import OPEN_TO_ALL
+from sickbay.agent.ranks.directory import OPEN_TO_ALL, ranks_dir
 from sickbay.agent.settings import AgentSettings, load
 from sickbay.agent.transport import CONNECT_TAKES, POLL, own_words
 from sickbay.model.errors import BadInput
@@ -91,7 +91,7 @@ def _shown(settings: AgentSettings) -> tuple[str, str, str, object]:
     poll = {"proto": NO_PROTOCOL, "node": settings.node, "instance_id": settings.instance_id, "boot_id": ""}
     if settings.join_token_file:
         kept = kept_token(Path(settings.state))
-        if kept is not None and (kept.node, kept.instance_id) == (settings.node, settings.instance_id):
+        if kept is not None and kept.is_of(settings.node, settings.instance_id):
             return kept.token, f"this node's own ({KEPT} in the state directory)", POLL, poll
         secret = Path(settings.join_token_file).read_text(encoding="ascii").strip()
         nobody = {"cluster": cluster, "name": "", "instance_id": settings.instance_id}
@@ -208,7 +208,7 @@ def _ranks(base: Path) -> Iterator[Finding]:
         )
     elif there != base:
         yield ok("ranks", f"{base} is not there yet: the agent makes it")
-    elif (base / "ranks").exists() and (base / "ranks").stat().st_mode & 0o7777 != OPEN_TO_ALL:
-        yield warning("ranks", f"{base / 'ranks'} is not open to all users", f"chmod 1777 {base / 'ranks'}")
+    elif (ranks := ranks_dir(base)).exists() and ranks.stat().st_mode & 0o7777 != OPEN_TO_ALL:
+        yield warning("ranks", f"{ranks} is not open to all users", f"chmod 1777 {ranks}")
     else:
         yield ok("ranks", f"{base} is there")

@@ -35,6 +35,9 @@ class KeptToken(Noun):
     instance_id: str
     token: str
 
+    def is_of(self, node: str, instance_id: str) -> bool:
+        return (self.node, self.instance_id) == (node, instance_id)
+
 
 class JoinPost(NamedTuple):
     """Whom to ask, as whom."""
@@ -52,7 +55,7 @@ class NodeJoiner:
         self._me = JoinAsked(cluster=cluster, name=name, instance_id=settings.instance_id)
         self._node = settings.node
         self._where = JoinPost(settings.url, settings.ca, Path(settings.join_token_file))
-        self._file = Path(settings.state) / KEPT
+        self._state = Path(settings.state)
         self._lock = Lock()
         self._token = ""
         self._refused = ""
@@ -89,18 +92,18 @@ class NodeJoiner:
 
     def _read(self) -> str:
         try:
-            kept = msgspec.json.decode(self._file.read_bytes(), type=KeptToken)
-        except (OSError, msgspec.MsgspecError):
+            kept = kept_token(self._state)
+        except OSError:
             return ""
-        mine = (kept.node, kept.instance_id) == (self._node, self._me.instance_id)
-        return kept.token if mine else ""
+        return kept.token if kept is not None and kept.is_of(self._node, self._me.instance_id) else ""
 
     def _keep(self, token: str) -> None:
         kept = KeptToken(node=self._node, instance_id=self._me.instance_id, token=token)
+        file = self._state / KEPT
         try:
-            replace_file(self._file, msgspec.json.encode(kept))
+            replace_file(file, msgspec.json.encode(kept))
         except OSError as error:  # it is good all the same, until this process ends
-            complain(f"{self._file} cannot be written ({error.strerror}): this agent joins anew when it starts again")
+            complain(f"{file} cannot be written ({error.strerror}): this agent joins anew when it starts again")
 
     def _join(self) -> str:
         answer = post_join(self._where, msgspec.json.encode(self._me))

@@ -15,7 +15,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from sickbay.agent.checks import Exercise
-from sickbay.agent.checks.storage import StorageLook, carried_out
+from sickbay.agent.checks.storage import StorageLook, answer_check
 from sickbay.agent.commands import CarriedOut, Carry, Refuse
 from sickbay.agent.drill import Drills
 from sickbay.agent.limits import within
@@ -115,7 +115,7 @@ class NodeOrders:
         assert isinstance(order, RunCheck)
         self._allowed("check")
         with self._senses.provoked_by(order.check):
-            return [carried_out(order, self._hands.tests(), until, self._storage, self._hands.node, self._hands.me)]
+            return [answer_check(order, self._hands.tests(), until, self._storage, self._hands.node, self._hands.me)]
 
     # --- reset
     def _reset(self, order: AnyOrder, until: float) -> Sequence[ItemNews]:

@@ -40,8 +40,10 @@ def queued(s: JobInput, policy: Policy) -> JobDecision:
     if s.passed(job.place_until):
         return _lapsed(job)
     trouble = job.storage_trouble
-    if trouble is not None and not s.passed(trouble.again):
-        return Stay(Wait(because=trouble.because, until=trouble.again, then="nodes are tried again"))
+    if trouble is not None and trouble.again is not None:
+        if not s.passed(trouble.again):
+            return Stay(Wait(because=trouble.because, until=trouble.again, then="nodes are tried again"))
+        return Change(trouble.because, {"storage_trouble": replace(trouble, again=None)})  # in line again
     if Capability.PLACE not in s.can:
         avoid = to_avoid(s)
         if isinstance(avoid, ReadFirst):
@@ -349,7 +351,8 @@ def _no_storage(s: JobInput, policy: Policy, lacking: Mapping[NodeId, str], *, e
     tells = waits and (known is None or s.passed(known.remind))
     reminded = s.within(INGEST, policy.pace.held_reminder if tells else timedelta(0))
     remind = known.remind if known is not None and not tells else reminded
-    trouble = StorageTrouble(because=why, times=times, again=s.within(INGEST, pause), remind=remind)
+    again = s.within(INGEST, pause) if pause else None
+    trouble = StorageTrouble(because=why, times=times, again=again, remind=remind)
     also: JobChanges = {"claim": {}, "calls": (), "deadline": None, "storage_trouble": trouble}
     also["avoid"] = job.avoid if job.spec.on else tuple(sorted({*job.avoid, *lacking}))[:AVOIDED]
     return Move("unclaim", why, also, tell(job, "job_waits", f"{job.spec.name}: {why}") if tells else None)

@@ -30,12 +30,16 @@ class Clocks:
 
     def recall(self, cursor: Cursor) -> None:
         """A host that keeps nothing in memory goes on with what was stored beside the cursor."""
-        self.learned = {**cursor.learned, **self.learned}
-        self.ahead = {**cursor.ahead, **self.ahead}
+        if cursor.learned or cursor.ahead:
+            self.learned = {**cursor.learned, **self.learned}
+            self.ahead = {**cursor.ahead, **self.ahead}
         self.advance(cursor.at)
 
     def advance(self, at: int) -> None:
         """Facts up to this number are learned."""
+        if not self.ahead and all(clock.facts <= at for clock in self.newest.values()):  # no backlog
+            self.learned = {**self.learned, **self.newest}
+            return
         learned, ahead = dict(self.learned), dict(self.ahead)
         for source, newest in self.newest.items():
             for clock in (ahead.get(source), newest):

@@ -179,8 +179,8 @@ def grows(job: Job) -> bool:
 
 
 def queues(job: Job) -> bool:
-    """Whether it stands in the queue of its pool: it has no nodes, or nodes are reserved for it."""
-    return not job.adopted and (waits(job) or job.keeps_place)
+    """Whether it stands in the queue of its pool: it wants nodes and has none, or nodes are reserved for it."""
+    return not job.adopted and ((waits(job) and not job.stands_aside) or job.keeps_place)
 
 
 def _ticket_of(job: Job | None) -> tuple[str, Turn] | None:

@@ -231,7 +231,8 @@ def _by_state(archive: Archive, job: Job) -> tuple[tuple[WayOut, ...], str]:
         case JobState.QUEUED if job.adopted:
             return (way("its own controller starts it"),), "its controller is asked to"
         case JobState.QUEUED if job.storage_trouble is not None and not in_queue(job):
-            return (way("the mount, or the file server, is mended"),), "nodes are tried again"
+            stop = way("you stop it, since it names the wrong directory", f"stop {job.id}")
+            return (way("the mount, or the file server, is mended"), stop), "nodes are tried again"
         case JobState.QUEUED:
             first = archive.turns(job.spec.cluster).first(job)
             then = job.wait.then if job.wait is not None else ""

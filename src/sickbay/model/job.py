@@ -205,7 +205,7 @@ class StorageTrouble(Noun):
 
     because: str
     times: int  # one after the other
-    again: Deadline  # when nodes are tried once more
+    again: Deadline | None  # when nodes are tried once more; None: as soon as there are some
     remind: Deadline  # when a person is told again
 
 
@@ -279,6 +279,12 @@ class Job(Noun):
     def keeps_place(self) -> bool:
         """Whether nodes are reserved for it. What it still claims is its own by that."""
         return self.place_until is not None and self.open and not (self.state is JobState.GATING and self.claim)
+
+    @property
+    def stands_aside(self) -> bool:
+        """Whether it wants no nodes for now, since none could use its storage: others may have them meanwhile."""
+        trouble = self.storage_trouble
+        return self.state is JobState.QUEUED and trouble is not None and trouble.again is not None
 
     @property
     def over_at(self) -> float | None:

@@ -53,7 +53,7 @@ class QueueInvariant:
     def _queue(self, pool: str) -> list[Job]:
         """Who waits, and whose place is kept; but nobody who cannot be planned."""
         jobs = [job for job in self._witness.open.values() if isinstance(job, Job) and job.pool == pool]
-        mine = [job for job in jobs if not job.adopted and (job.state is JobState.QUEUED or job.keeps_place)]
+        mine = [job for job in jobs if not job.adopted and (job.keeps_place or _waits(job))]
         asides = self._sim.store.load(f"aside:job:{job.id}" for job in mine)
         return [job for job in mine if asides[f"aside:job:{job.id}"].row is None]
 
@@ -154,3 +154,7 @@ class QueueInvariant:
                 return [Wrong("overtaken", text)]
             return []
         return []
+
+
+def _waits(job: Job) -> bool:
+    return job.state is JobState.QUEUED and not job.stands_aside

@@ -17,7 +17,9 @@ from typing import IO, Any, Final
 
 from sickbay.agent.checks import Exercise, Result, examine
 from sickbay.agent.checks.apart import ExerciseOutcome, outcome, start
-from sickbay.agent.probes.mounts import OWN, REMOTE, mounted
+from sickbay.agent.probes.mounts import HIDDEN, OWN, is_hidden, is_remote, read_mounts
+from sickbay.agent.setting_values import HOST
+from sickbay.agent.settings import on_host
 from sickbay.model.checkup import STORAGE_MOST, StorageSeen, Tested, Verdict
 from sickbay.model.facts import Checked
 from sickbay.model.fleet import Incarnation, NodeId
@@ -27,7 +29,6 @@ from sickbay.wire.commands import ChildEnd, finish_all
 WITHIN = 30.0  # seconds; a failover of FSx or of an NFS server takes about as long
 JOB = "sickbay.agent.checks.storage:exercise"
 BYTES: Final = 4096
-HIDDEN = "the agent's container does not show it: mount the host's / with mountPropagation: HostToContainer"
 UNPROVEN = "it answers; that it can be written is not proven, for the agent may not write there"
 
 Look = Callable[[Sequence[str], float], tuple[StorageSeen, ...]]
@@ -36,7 +37,7 @@ Look = Callable[[Sequence[str], float], tuple[StorageSeen, ...]]
 class StorageLook:
     """`root`: below which the machine's own tree is seen from here. `within`: seconds for all directories together."""
 
-    def __init__(self, root: str = "/", within: float = WITHIN, job: str = JOB) -> None:
+    def __init__(self, root: str = HOST, within: float = WITHIN, job: str = JOB) -> None:
         self._root = root
         self._within = within
         self._job = job
@@ -48,7 +49,7 @@ class StorageLook:
         asked = list(dict.fromkeys(paths))[:STORAGE_MOST]
         hidden = {path for path in asked if self._hidden(path)}
         children = {
-            path: start(self._job, {"directory": str(Path(self._root, path.lstrip("/")))})
+            path: start(self._job, {"directory": str(on_host(self._root, path))})
             for path in asked
             if path not in hidden and not self._still_hangs(path)
         }
@@ -63,13 +64,11 @@ class StorageLook:
         )
 
     def _hidden(self, path: str) -> bool:
-        """Whether the machine has something mounted there that a container does not show: below it lies another disk's
-        directory, which answers at once.
-        """
-        if self._root == "/":
+        """Whether it lies on something that the machine has mounted and a container does not show."""
+        if self._root == HOST:
             return False
-        place = _mount_of(path, mounted(Path(self._root, "proc/1/mounts")))
-        return place not in {"", "/"} and str(Path(self._root, place.lstrip("/"))) not in mounted(OWN)
+        place = _mount_of(path, read_mounts(on_host(self._root, "/proc/1/mounts")))
+        return place not in {"", "/"} and is_hidden(self._root, place)
 
     def _still_hangs(self, path: str) -> bool:
         pid = self._hung.get(path)
@@ -105,10 +104,10 @@ def _seen(path: str, ended: ChildEnd | None, seconds: float) -> StorageSeen:
     )
 
 
-def carried_out(
+def answer_check(
     order: RunCheck, tests: Sequence[Exercise], until: float, look: Look, node: NodeId, me: Incarnation
 ) -> Checked:
-    """What an agent answers to a check: the verdict is of the hardware, the storage is told beside it."""
+    """Carries a check out: the verdict is of the hardware, the storage is told beside it."""
     storage = look(order.storage, until) if order.storage else ()
     verdict, because, tested = Verdict.PASS, "", tuple[Tested, ...]()
     if order.level or not order.storage:
@@ -176,9 +175,8 @@ def _mount_of(path: str, places: Iterable[str]) -> str:
 
 def _is_remote(where: str) -> bool:
     """Whether the file system that it lies on is another machine's."""
-    table = mounted(OWN)
-    kind = table.get(_mount_of(os.path.realpath(where), table), b"")
-    return kind in REMOTE or kind.startswith(b"fuse.")
+    table = read_mounts(OWN)
+    return is_remote(table.get(_mount_of(os.path.realpath(where), table), b""))
 
 
 def _words(error: OSError) -> str:

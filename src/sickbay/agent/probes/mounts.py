@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sickbay.agent.setting_values import HOST
+from sickbay.agent.settings import on_host
 from sickbay.model.sign import Sign
 
 REMOTE = (
@@ -15,6 +17,7 @@ REMOTE = (
 )  # fmt: skip
 _OCTAL = re.compile(rb"\\([0-7]{3})")  # how the kernel writes what would end a name in its table
 OWN = Path("/proc/self/mounts")
+HIDDEN = "the agent's container does not show it: mount the host's / with mountPropagation: HostToContainer"
 STALLED_AFTER = 30.0  # seconds; a failover of FSx or of an NFS server takes less
 MOST = 64
 
@@ -29,11 +32,11 @@ class _Asked:
 class Mounts:
     """`named` are always asked; others where their kind lives on another machine. One thread each, never two."""
 
-    def __init__(self, named: tuple[str, ...] = (), table: Path | None = None, root: str = "/") -> None:
+    def __init__(self, named: tuple[str, ...] = (), table: Path | None = None, root: str = HOST) -> None:
         """`root`: below which the machine's own tree is seen from here; its table is then that of its first process."""
         self._named = named
         self._root = root
-        self._table = table or (OWN if root == "/" else Path(root, "proc/1/mounts"))
+        self._table = table or (OWN if root == HOST else on_host(root, "/proc/1/mounts"))
         self._asked: dict[str, _Asked] = {}
 
     def look(self, now: float) -> Iterator[Sign]:
@@ -47,20 +50,16 @@ class Mounts:
             if asked is not None and asked.failed:
                 yield Sign(kind="fs.io_error", fields={"mount": place}, text=f"{place}: {asked.failed[0]}")
             failed: list[str] = []
-            there = str(Path(self._root, place.lstrip("/")))
-            if self._root != "/" and place not in self._named and there not in mounted(OWN):
-                # Below it would be an empty directory of another file system, which answers at once.
-                why = (
-                    "is not mounted in the agent's container: mount the host's / with mountPropagation: HostToContainer"
-                )
-                yield Sign(kind="probe.failed", fields={"mount": place}, text=f"{place} {why}")
+            if place not in self._named and is_hidden(self._root, place):
+                yield Sign(kind="probe.failed", fields={"mount": place}, text=f"{place}: {HIDDEN}")
                 continue
+            there = str(on_host(self._root, place))
             thread = threading.Thread(target=_ask, args=(there, failed), name=f"asks {place}", daemon=True)
             self._asked[place] = _Asked(thread, now, failed)
             thread.start()
 
     def _places(self) -> list[str]:
-        remote = [place for place, kind in mounted(self._table).items() if kind in REMOTE or kind.startswith(b"fuse.")]
+        remote = [place for place, kind in read_mounts(self._table).items() if is_remote(kind)]
         return list(dict.fromkeys((*self._named, *remote)))[:MOST]
 
     def settle(self, seconds: float) -> None:
@@ -70,7 +69,7 @@ class Mounts:
             asked.thread.join(max(0.0, until - time.monotonic()))
 
 
-def mounted(table: Path) -> dict[str, bytes]:
+def read_mounts(table: Path) -> dict[str, bytes]:
     """Kinds of file systems by where they are mounted; none where the table cannot be read."""
     try:
         lines = table.read_bytes().split(b"\n")
@@ -81,6 +80,18 @@ def mounted(table: Path) -> dict[str, bytes]:
         for line in lines
         if len(parts := line.split(b" ")) > 2
     }
+
+
+def is_remote(kind: bytes) -> bool:
+    """Whether file systems of this kind live on another machine."""
+    return kind in REMOTE or kind.startswith(b"fuse.")
+
+
+def is_hidden(root: str, place: str) -> bool:
+    """Whether our container does not show what the machine has mounted there: below it would be another disk's empty
+    directory, which answers at once.
+    """
+    return root != HOST and str(on_host(root, place)) not in read_mounts(OWN)
 
 
 def _ask(place: str, failed: list[str]) -> None:

@@ -18,6 +18,7 @@ from sickbay.agent.drill import Drills
 from sickbay.agent.probes.kernel_log import LogLine, LogPlace, Watched, lines_of, place_in
 from sickbay.agent.probes.log_file import FilePlace, LogFile
 from sickbay.agent.probes.log_zone import Zone, boot_mark
+from sickbay.agent.settings import on_host
 from sickbay.agent.watches import CREATED, DELETED, MODIFIED, MOVED, MOVED_TO
 from sickbay.model.facts import Observed
 from sickbay.model.fleet import NodeId
@@ -216,7 +217,7 @@ def usual(root: str = "/") -> list[Path]:
     """Those of the usual files that are there and are no link to another of them."""
     found: dict[Path, Path] = {}
     for name in USUAL:
-        path = Path(root, name.lstrip("/"))
+        path = on_host(root, name)
         if path.is_file():
             found.setdefault(path.resolve(), path)
     return list(found.values())

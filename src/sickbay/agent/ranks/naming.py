@@ -94,6 +94,6 @@ def next_attempt(base: Path, name: str) -> int:
     numbers = [0]
     for found in names_in(base):
         job, _, rest = found.rpartition(".")[0].rpartition(".")
-        if job == name and rest.isdigit() and len(rest) < 10:
+        if job == name and rest.isascii() and rest.isdigit() and len(rest) < 10:
             numbers.append(int(rest))
     return max(numbers) + 1

@@ -13,13 +13,14 @@ ends.
 
 import codecs
 import os
+import re
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 PART = 8 * 1024 * 1024
 KEEP = 4  # parts, the first and the newest included
-TAIL = 16 * 1024
+TAIL = 16 * 1024  # bytes of the end that are told with a rank's exit
 CHUNK = 64 * 1024
 LINE = 64 * 1024  # bytes in which a line's end is looked for
 MEGABYTE = 1_000_000
@@ -28,6 +29,7 @@ A_TURN = 4 * CHUNK  # read for one rank before everybody else has had a turn
 
 _CONTINUES = range(0x80, 0xC0)  # bytes that are never the first of a character
 _LONGEST = 4  # bytes of a character
+_OLDER = re.compile(r"output\.([0-9]{1,18})")
 
 
 class OutputFile:
@@ -88,7 +90,7 @@ class OutputFile:
         (self._dir / "output").rename(self._dir / f"output.{self._start:015d}")
         self._open()
         # One place is the first part's, one that of the part that has just begun.
-        for _, old in _older(self._dir)[1 : -(self._keep - 2) or None]:
+        for _, old in older_parts(self._dir)[1 : -(self._keep - 2) or None]:
             with suppress(FileNotFoundError):
                 old.unlink()
 
@@ -97,7 +99,7 @@ class OutputFile:
         if self._file >= 0:
             os.close(self._file)
         self._file = fresh
-        older = _older(self._dir)
+        older = older_parts(self._dir)
         self._start = older[-1][0] + older[-1][1].stat().st_size if older else 0
         self._size = os.fstat(fresh).st_size
 
@@ -237,7 +239,7 @@ def _parts(run_dir: Path) -> list[tuple[int, int, int]]:
     """(open file, offset of its first byte, size), oldest first, as they were at one moment."""
     opened: list[tuple[int, int, int]] = []
     newest = _open_to_read(run_dir / "output")
-    older = _older(run_dir)
+    older = older_parts(run_dir)
     for start, path in older:
         if (handle := _open_to_read(path)) >= 0:
             opened.append((handle, start, os.fstat(handle).st_size))
@@ -270,9 +272,10 @@ def _same(handle: int, path: Path) -> bool:
         return False
 
 
-def _older(run_dir: Path) -> list[tuple[int, Path]]:
-    names = [path.name for path in run_dir.glob("output.*")]
-    return sorted((int(name[7:]), run_dir / name) for name in names if name[7:].isdigit())
+def older_parts(run_dir: Path) -> list[tuple[int, Path]]:
+    """Each with the offset of its first byte. What a user has put there under another name is none."""
+    named = ((_OLDER.fullmatch(path.name), path) for path in run_dir.glob("output.*"))
+    return sorted((int(found[1]), path) for found, path in named if found is not None)
 
 
 def _whole_start(data: bytes) -> bytes:

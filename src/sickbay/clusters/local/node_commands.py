@@ -7,7 +7,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from sickbay.agent.checks import Exercise
-from sickbay.agent.checks.storage import StorageLook, carried_out
+from sickbay.agent.checks.storage import StorageLook, answer_check
 from sickbay.agent.commands import CarriedOut, Carry, Refuse
 from sickbay.agent.drill import Drills
 from sickbay.agent.limits import within
@@ -72,7 +72,7 @@ class LocalOrders:
         with self._senses.provoked_by(order.check):
             # Its devices are virtual: all tests are alike, and no profile chooses among them.
             plain = replace(order, profile="")
-            return [carried_out(plain, self._tests, until, self._storage, self._seat.id, self._me)]
+            return [answer_check(plain, self._tests, until, self._storage, self._seat.id, self._me)]
 
     def _reset(self, order: AnyOrder, until: float) -> Sequence[ItemNews]:  # noqa: ARG002 - a Carry
         assert isinstance(order, RunReset)

@@ -21,7 +21,7 @@ from sickbay.faces.api.events import EventStream
 from sickbay.faces.api.refusal import ApiRefusal, refused
 from sickbay.faces.api.route import ApiRequest, AppState, PlainAnswer, Route, on_thread
 from sickbay.model.errors import StoreError
-from sickbay.model.fleet import Token
+from sickbay.model.fleet import Role, Token
 
 log = logging.getLogger("sickbay.api")
 
@@ -143,7 +143,7 @@ class Endpoint:
         who = await self._who(route, headers, (scope.get("client") or ("",))[0])
         scope.setdefault("state", {})["admitted"] = who is not None  # the server keeps such connections the longest
         query = _query(route, scope)
-        if route.held and route.role != "join":  # thousands share such a token: that route says itself how many
+        if route.held and route.role != Role.JOIN:  # thousands share such a token: that route says itself how many
             # Before the body is read: what a stolen token sends is not to be kept, nor decoded, without end.
             holds.enter_context(self._held.one(who, route.at_once or HELD_MOST))
         raw = await incoming.read(route.limit)
@@ -174,7 +174,7 @@ class Endpoint:
         secret = secret_of(headers.get("authorization", ""))
         token = self._credentials.remembered(secret)
         if token is None:
-            if route.role == "join" and not self._credentials.may_try(secret, address):
+            if route.role == Role.JOIN and not self._credentials.may_try(secret, address):
                 raise ApiRefusal(429, "too many join tokens that are not known come from this address: try again later")
             token = await self._credentials.find(secret, route.threads)
         admitted = admit(token, route.role, self._room.backend.now())

@@ -54,7 +54,7 @@ def jobs(state: str | None, as_json: bool) -> None:
     """
     found = connect().pages("/v1/jobs", state=state)
     some_state = f"no jobs that are {state}: 'sickbay jobs' shows all"
-    none = "no jobs yet: sickbay submit --name first --nodes 1 -- python train.py"
+    none = "no jobs yet: sickbay submit -- python train.py"
     several = len({job["pool"] for job in found}) > 1
     columns = [column for column in COLUMNS if column.name != "pool" or several]
     show_list(found, columns, empty=some_state if state else none, as_json=as_json)

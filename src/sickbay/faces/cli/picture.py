@@ -165,7 +165,7 @@ def _shown_jobs(fleet: Fleet) -> list[dict[str, Any]]:
 
 def _jobs(jobs: Sequence[dict[str, Any]], room: int) -> RenderableType:
     if not jobs:
-        return Text("none yet: sickbay submit --name first --nodes 1 -- CMD …", style="dim")
+        return Text("none yet: sickbay submit -- CMD …", style="dim")
     table = Table(box=None, expand=True, pad_edge=False, header_style="dim")
     table.add_column("job", no_wrap=True)
     table.add_column("state", no_wrap=True, width=10)

@@ -9,6 +9,7 @@ import click
 
 from sickbay.faces.cli.client import connect, segment
 from sickbay.faces.cli.columns import count, hint, say
+from sickbay.faces.cli.job_name import free_name, name_of
 from sickbay.faces.cli.names import complete_nodes, seconds
 from sickbay.faces.cli.show import as_json, clean, leave, print_json
 from sickbay.faces.cli.stages import OVER, ProgressLine, why
@@ -24,8 +25,8 @@ PRECHECKS = {"none": 0, "1": 1, "2": 2, "3": 3, "4": 4}
 
 
 @click.command("submit", context_settings={"allow_interspersed_args": False})
-@click.option("--name", metavar="X", required=True, help="What the job is called; its id begins with it.")
-@click.option("--nodes", metavar="N", type=click.IntRange(min=1), help="On so many nodes, whichever are fit.")
+@click.option("--name", metavar="X", help="What the job is called; its id begins with it. Else the script's name.")
+@click.option("--nodes", metavar="N", type=click.IntRange(min=1), help="On so many nodes, whichever are fit; else one.")
 @click.option("--on", metavar="NODE,…", help="On these nodes and no others.", shell_complete=complete_nodes)
 @click.option("--gpus-per-node", metavar="G", type=click.IntRange(min=1), help="So many on each node; else all.")
 @click.option("--min-nodes", metavar="M", type=click.IntRange(min=1), help="Restart on fewer, down to so many.")
@@ -73,22 +74,38 @@ def submit(command: tuple[str, ...], wait: bool, as_json: bool, **options: Any) 
     and --env-file, and nothing else but a small base of its node: HOME, USER, LANG, TMPDIR and the like.
 
     \b
+    sickbay submit -- python train.py                          (called train, on one node)
     sickbay submit --name first --nodes 2 -- python train.py
     sickbay submit --name big --nodes 4 --min-nodes 3 --checkpoint ckpt --wait -- python train.py --lr 3e-4
-    sickbay submit --name sweep --nodes 1 --priority -10 --time-limit 2h -- python eval.py
+    sickbay submit --name sweep --priority -10 --time-limit 2h -- python eval.py
     sickbay submit --name run --nodes 2 --log-rule 'loss=loss: [0-9.]+;start=5m;every=1m' -- torchrun train.py
-    sickbay submit --name secret --nodes 1 --env-file ~/wandb.env -- python train.py
+    sickbay submit --name secret --env-file ~/wandb.env -- python train.py
     """
+    asked = request(command, **options)
     client = connect()
-    job = client.post("/v1/jobs", request(command, **options))
+    if asked["name"] is None:
+        asked["name"] = free_name(name_of(command), {job["name"] for job in client.pages("/v1/jobs")})
+    job = client.post("/v1/jobs", asked)
+    chosen = chosen_for(asked, name=options["name"], nodes=options["nodes"])
     if wait:
-        stay(client, job, as_json=as_json)
+        stay(client, job, chosen, as_json=as_json)
         return
-    size = options["on"].count(",") + 1 if options["on"] else options["nodes"]
-    answer(job, count(size, "node"), anew=options["anew"], as_json=as_json)
+    size = len(asked["on"]) if asked["on"] else asked["nodes"]
+    answer(job, count(size, "node"), chosen, anew=options["anew"], as_json=as_json)
 
 
-def answer(job: dict[str, Any], size: str = "", *, anew: bool, as_json: bool) -> None:
+def chosen_for(asked: dict[str, Any], *, name: str | None, nodes: int | None) -> str:
+    """What was not said, and what it is then; empty: all was said."""
+    called = ("--name", f"called {asked['name']}") if name is None else None
+    size = ("--nodes", "on 1 node") if nodes is None and not asked["on"] else None
+    unsaid = [each for each in (called, size) if each is not None]
+    if not unsaid:
+        return ""
+    options, words = zip(*unsaid, strict=True)
+    return f"  {', '.join(words)}: {' and '.join(options)} {'say' if len(options) > 1 else 'says'} otherwise"
+
+
+def answer(job: dict[str, Any], size: str = "", chosen: str = "", *, anew: bool, as_json: bool) -> None:
     """What became of it, and where it takes up."""
     if as_json:
         print_json(job)
@@ -96,15 +113,19 @@ def answer(job: dict[str, Any], size: str = "", *, anew: bool, as_json: bool) ->
     where = f"{size}, " if size else ""
     why = f": {job['because']}" if job["state"] == "FAILED" else ""
     click.echo(f"{job['id']} submitted: {where}{job['state']}{clean(why)}")
+    if chosen:
+        click.echo(chosen)
     if job["continues"]:
         begins = "begins anew, beside what is saved of" if anew else "goes on from the checkpoints of"
         click.echo(f"  {begins} {job['continues']}")
     hint(f"its output: sickbay logs {job['id']} --follow", f"its story: sickbay explain {job['id']}")
 
 
-def stay(client: "Client", job: dict[str, Any], *, as_json: bool) -> None:
+def stay(client: "Client", job: dict[str, Any], chosen: str = "", *, as_json: bool) -> None:
     """Until it is over."""
     say(f"{job['id']} submitted{f', goes on from {of}' if (of := job['continues']) else ''}")
+    if chosen:
+        say(chosen)
     try:
         job = until_over(client, job)
     except KeyboardInterrupt:
@@ -125,8 +146,9 @@ def stay(client: "Client", job: dict[str, Any], *, as_json: bool) -> None:
 def request(
     command: tuple[str, ...],
     *,
-    name: str,
+    name: str | None,
     nodes: int | None,
+    min_nodes: int | None,
     on: str | None,
     precheck: str | None,
     env: tuple[str, ...],
@@ -144,11 +166,13 @@ def request(
     storage: tuple[str, ...],
     **same: Any,
 ) -> dict[str, Any]:
-    """The body of POST /v1/jobs; the server knows the defaults of what is None."""
+    """The body of POST /v1/jobs; the server knows the defaults of what is None, but for the name."""
     if not command:
         raise BadInput("the command is missing: write it after --, such as -- python train.py")
-    if (nodes is None) == (on is None):
-        raise BadInput("say on which nodes: write --nodes N, or --on NODE,NODE, one of them")
+    if nodes is not None and on is not None:
+        raise BadInput("--nodes and --on contradict each other: write --nodes N, or --on NODE,NODE, one of them")
+    if min_nodes is not None and nodes is None and on is None:
+        raise BadInput("--min-nodes says with how few it goes on: write --nodes N as well, with how many it begins")
     where = Path(cwd or Path.cwd()).absolute()
     named = [one.strip() for one in on.split(",")] if on is not None else None
     if named is not None and not all(named):
@@ -156,7 +180,8 @@ def request(
     return {
         **same,
         "name": name,
-        "nodes": nodes,
+        "nodes": 1 if nodes is None and on is None else nodes,
+        "min_nodes": min_nodes,
         "on": named,
         "precheck": PRECHECKS[precheck] if precheck is not None else None,
         "command": list(command),

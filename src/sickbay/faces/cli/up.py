@@ -50,7 +50,7 @@ NEXT = (
 )
 NEXT_HERE = (
     *NEXT[:4],
-    ("submit --name mine --nodes 1 --wait -- {python} -m sickbay.train.sample", "a job of your own, on this machine"),
+    ("submit --wait -- {python} -m sickbay.train.sample", "a job of your own, on this machine"),
     ("down", "end everything that was started here"),
 )
 

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 from sickbay.agent.ranks.directory import RankFile
+from sickbay.agent.ranks.output import TAIL, older_parts
 from sickbay.agent.user_files import read_end
 from sickbay.model.facts import RankEnded
 from sickbay.model.plain_text import plain_text
 
-TAIL = 16 * 1024  # bytes
 RUNNER_KILLED = "whoever ran it was killed, and it with him"
 
 
@@ -24,16 +24,16 @@ def tail_of(run: Path) -> str:
     """The end of its output, also where a new part of that has only just begun; empty where there is none to read."""
     words = _end(run / "output")
     if len(words) < TAIL:
-        words = _end(_part_before(run)) + words
+        words = _end_of_part_before(run) + words
     return plain_text(words[-TAIL:].decode(errors="replace"))
 
 
-def _part_before(run: Path) -> Path:
+def _end_of_part_before(run: Path) -> bytes:
     try:
-        older = [path for path in run.glob("output.*") if path.suffix[1:].isdigit()]
+        older = older_parts(run)
     except OSError:
-        older = []
-    return max(older, default=run / "output.none", key=lambda path: int(path.suffix[1:20]))
+        return b""
+    return _end(older[-1][1]) if older else b""
 
 
 def _end(path: Path) -> bytes:

@@ -1,4 +1,4 @@
-"""Validation of an adapter's settings: what is wrong with one field, without the place that only a file's reader knows."""
+"""Validation of an adapter's settings: what is wrong with one field; only a file's reader knows the place."""
 
 from typing import NamedTuple
 

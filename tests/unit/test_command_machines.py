@@ -9,10 +9,11 @@ import pytest
 from msgspec.structs import replace
 from tests.support.waiting import until
 
-from sickbay.adapters.machines.channels import Channels
+from sickbay.adapters.machines.channels import Channels, SentThrough
 from sickbay.adapters.machines.command import CommandMachines, CommandMachineSettings
 from sickbay.adapters.machines.pools import PooledMachines
 from sickbay.model.errors import EffectError, Rejected, Transient, Unknown
+from sickbay.model.fault import Remedy
 from sickbay.model.fleet import Capability, Incarnation, NodeId
 
 NODE = NodeId("train/gpu-7")
@@ -160,6 +161,31 @@ def test_only_a_command_that_is_given_the_key_promises_one_effect(yard: Yard) ->
         machines.restart_service(NODE, key="k", expect=HERE)
     with pytest.raises(Rejected, match="reset by its agent"):
         machines.reset(NODE, (0,), key="k", expect=HERE)
+
+
+def test_an_act_in_doubt_stays_with_its_channel_whatever_the_policy_says_by_now(yard: Yard) -> None:
+    bmc = yard.machines(reboot=(yard.program("bmc", "echo bmc >> {log}; exit $(cat {log}.code)"), "{key}"))
+    other = yard.machines(reboot=(yard.program("other", "echo other >> {log}"), "{key}"))
+    sent = SentThrough()
+    before = Channels({"bmc": bmc, "other": other}, sent=sent)
+    after = Channels({"bmc": bmc, "other": other}, {Remedy.REBOOT: "other"}, sent)
+    code = yard.root / "log.code"
+
+    def reboots(channels: Channels, key: str, code_of_bmc: int) -> None:
+        code.write_text(str(code_of_bmc))
+        channels.reboot(NODE, key=key, expect=HERE)
+
+    with pytest.raises(Unknown):
+        reboots(before, "doubt", 74)
+    with pytest.raises(Transient):
+        reboots(after, "doubt", 75)  # of this call alone it is known that it did nothing
+    reboots(after, "doubt", 0)
+    assert yard.calls == ["bmc"] * 3
+    with pytest.raises(Transient):
+        reboots(before, "not-now", 75)
+    reboots(after, "not-now", 0)
+    reboots(after, "new", 0)
+    assert yard.calls == ["bmc"] * 4 + ["other"] * 2
 
 
 class Power:

@@ -3,6 +3,7 @@
 import fcntl
 import os
 import pty
+import select
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from tests.support.waiting import until
 from sickbay.agent.rank_stacks import collect_stacks
 from sickbay.agent.ranks.directory import NodeFile, RankFile, open_to_all, read_rank, runner_of, running
 from sickbay.agent.ranks.output import read_output
-from sickbay.agent.ranks.processes import in_our_numbers
+from sickbay.agent.ranks.pids import in_our_numbers
 from sickbay.clusters.local.files import LocalSeat
 from sickbay.model.facts import Hung, Looked, RankEnded, Stepped
 from sickbay.model.fleet import Incarnation, JobId, NodeId
@@ -138,24 +139,47 @@ def test_a_signal_that_was_ignored_before_is_ignored_by_the_command_too(host: Ho
     assert process.wait(60) == 128 + signal.SIGTERM
 
 
+def test_whoever_reads_no_output_keeps_nobody_from_ending_it(host: Host) -> None:
+    reader, writer = os.pipe()
+    process = host.start("sh", "-c", "echo begun >&2; exec yes", stdout=writer)
+    try:
+        process.stderr.readline()
+        until(lambda: select.select([], [writer], [], 0)[1] == [])
+        process.terminate()
+        assert process.wait(20) == 128 + signal.SIGTERM
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+def test_where_standard_output_is_closed_no_file_of_the_rank_gets_it(host: Host) -> None:
+    code, _, err = host.ends("sh", "-c", "echo out; echo err >&2", stdout=None, preexec_fn=lambda: os.close(1))
+    assert (code, err) == (0, "err\n")
+    assert sorted(read_output(host.run_dir())[0].split()) == ["err", "out"]
+    assert (host.run_dir() / "alive").read_bytes() == b""
+
+
 def ignoring_hangups() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
-@pytest.mark.parametrize("how", ["kill -9 of whoever runs it", "its own end"])
+@pytest.mark.parametrize("how", ["kill -9 of whoever runs it", "kill -9 of the command", "its own end"])
 def test_nothing_of_a_rank_outlives_whoever_runs_it_or_its_own_end(host: Host, how: str) -> None:
-    held = "import time; time.sleep(1000)"
-    end = "sleep 1000" if how.startswith("kill") else "exit 3"
-    script = f"{sys.executable} -c '{held}' & echo $!; {end}"
-    process = host.start("sh", "-c", script)
-    child = int(process.stdout.readline())
-    if how.startswith("kill"):
+    """torchrun starts each of its workers in a session of its own, as the second one is here."""
+    held = f"{sys.executable} -c 'import time; time.sleep(1000)'"
+    end = "sleep 1000" if how.startswith("kill") else "read line; exit 3"
+    script = f"{held} & echo $!; exec 3>&1; echo $(setsid {held} >&3 & echo $!); {end}"
+    process = host.start("sh", "-c", script, stdin=subprocess.PIPE)
+    children = [int(process.stdout.readline()) for _ in range(2)]
+    if how == "kill -9 of whoever runs it":
         host.lives()
         process.kill()
-    process.wait(60)
-    until(lambda: not exists(child))
+    elif how == "kill -9 of the command":
+        os.kill(host.lives(), signal.SIGKILL)
+    process.communicate(b"go on\n", timeout=60)
+    until(lambda: not any(map(exists, children)))
     assert runner_of(host.run_dir()) is None
-    assert process.returncode == (-9 if how.startswith("kill") else 3)
+    assert process.returncode == {"its own end": 3, "kill -9 of the command": 137}.get(how, -9)
 
 
 @pytest.fixture

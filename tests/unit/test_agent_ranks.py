@@ -11,8 +11,8 @@ import pytest
 from msgspec.structs import replace
 from tests.support.rank_rig import PlayedRanks, over
 
-from sickbay.agent.ranks.directory import RankFile, rank_dir
-from sickbay.agent.ranks.endings import RUNNER_KILLED
+from sickbay.agent.ranks.directory import RankFile, rank_dir, ranks_dir
+from sickbay.agent.ranks.exits import RUNNER_KILLED
 from sickbay.agent.ranks.retention import tidy
 from sickbay.agent.ranks.watch import RankWatch
 from sickbay.clusters.local.files import write
@@ -437,7 +437,8 @@ def test_another_users_rank_of_an_attempt_is_not_believed(room: Room) -> None:
     "body",
     [b"{", b"[]", b'{"job": "j", "attempt": 1, "rank": 9}', b'{"job": "", "attempt": 1, "rank": 0}',
      b'{"job": "j", "attempt": 1, "rank": 0, "stall_after": -1}',
-     b'{"job": "j", "attempt": 1, "rank": 0, "stall_after": 1e400}', b"\xff" * 200_000],
+     b'{"job": "j", "attempt": 1, "rank": 0, "stall_after": 1e400}', b"\xff" * 200_000,
+     b'{"deep":' + b"[" * 60_000],
 )  # fmt: skip
 def test_a_rank_file_that_makes_no_sense_is_told_once_and_watched_by_nobody(room: Room, body: bytes) -> None:
     room.ranks(rank(1))
@@ -446,6 +447,18 @@ def test_a_rank_file_that_makes_no_sense_is_told_once_and_watched_by_nobody(room
     assert refusals(room, 2.0) == []
     room.beat(3, rank=1)
     assert list(room.watch._watched) == [(JOB, 1, 1)]
+
+
+def test_a_directory_that_nobody_fills_is_not_looked_at_for_ever(room: Room) -> None:
+    """Anybody may make fifty thousand of them."""
+    for name, age in (("j.1.0", 10.0), ("j.2.0", 1000.0)):
+        made = room.played.make(ranks_dir(room.base) / name)
+        os.utime(made, (time.time() - age, time.time() - age))
+    room.look(1.0)
+    assert room.watch.directories == [ranks_dir(room.base) / "j.1.0"]
+    room.ranks(rank())
+    room.look(2.0)
+    assert list(room.watch._watched) == [(JOB, 1, 0)]
 
 
 def test_one_user_crowds_nobody_out(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from starlette.applications import Starlette
 
 from sickbay.adapters.executors.threads import ThreadExecutor
 from sickbay.adapters.machines.channels import SentThrough
+from sickbay.brain.joining import token_name
 from sickbay.hosts.backend import Backend
 from sickbay.hosts.changes import Changes
 from sickbay.hosts.clock import SystemClock
@@ -25,12 +26,12 @@ from sickbay.hosts.config import ControllerConfig
 from sickbay.hosts.controller import Controller
 from sickbay.hosts.first_tokens import agree_on, has_admin
 from sickbay.hosts.joining import admit_joiners
-from sickbay.hosts.log_file import log_to
+from sickbay.hosts.own_log import log_to
 from sickbay.hosts.server import answers_at, refuse_taken, refuse_unusable, served
 from sickbay.hosts.state import FIRST_TOKEN, RECORD, lock_alone, make_private
 from sickbay.hosts.wakeup import Wakeup
 from sickbay.model.errors import BadInput
-from sickbay.model.fleet import NodeId, cluster_of
+from sickbay.model.fleet import NodeId, Role, cluster_of
 from sickbay.model.policy import Policy
 from sickbay.policy.load import refuse_unconfigured
 from sickbay.ports.own_nodes import OwnNodes
@@ -159,7 +160,7 @@ class Service:
             admit_joiners(self.backend, files, by=self._by)
         for own in self._own.values():
             for node, file in own.agents().items():
-                agree_on(self.backend, f"agent of {node}", "agent", file, by=self._by, node=node)
+                agree_on(self.backend, token_name(node), Role.AGENT, file, by=self._by, node=node)
         record = {"pid": os.getpid(), "url": self.url}
         (self.state / RECORD).write_text(json.dumps(record))
         started += [node for own in self._own.values() for node in own.power_on()]
@@ -181,7 +182,7 @@ class Service:
                 return ""
         if new_token:
             file.unlink(missing_ok=True)
-        return agree_on(self.backend, name, "admin", file, by=self._by)
+        return agree_on(self.backend, name, Role.ADMIN, file, by=self._by)
 
     def _wake_known(self, own: OwnNodes) -> tuple[NodeId, ...]:
         """Only where every agent can be believed at once: a token is known when the engine has learned of it."""

@@ -29,7 +29,7 @@ from sickbay.model.fleet import JobId
 from sickbay.model.job import LogRule
 from sickbay.model.noun import Noun
 from sickbay.wire.files import replace_file
-from sickbay.wire.locks import holder_of
+from sickbay.wire.record_locks import holder_of
 
 BASE = Path("/run/sickbay")
 VARIABLE = "SICKBAY_RANKS"  # another base
@@ -146,7 +146,7 @@ def read_rank(run: Path) -> FoundRank | None:
         return None
     try:
         file = msgspec.json.decode(body, type=RankFile)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:  # whoever nests it too deep
         raise ValueError(f"its {RANK_FILE} cannot be understood: {error}") from None
     if wrong := _mistake(run, file):
         raise ValueError(wrong)

@@ -1,4 +1,4 @@
-"""Watchdog of one process group: a process of its own that kills it when whoever runs a rank dies.
+"""Watchdog of one rank's processes: a process of its own that kills them when whoever runs the rank dies.
 
 The kernel kills a child whose parent died, but not that child's children: workers of a launcher would go on training,
 seen by nobody.
@@ -8,16 +8,18 @@ import os
 import signal
 from contextlib import suppress
 
+from sickbay.agent.ranks.marks import kill_marked
+
 
 class GroupGuard:
     """Forked before the group is there; costs nothing until it is needed."""
 
-    def __init__(self) -> None:
-        """Raises OSError."""
+    def __init__(self, mark: str) -> None:
+        """`mark`: what is killed besides the group carries it. Raises OSError."""
         reader, self._writer = os.pipe2(os.O_CLOEXEC)
         self.pid = os.fork()
         if self.pid == 0:
-            _stand_by(reader)
+            _stand_by(reader, mark)
         os.close(reader)
 
     def protect(self, group: int) -> None:
@@ -35,7 +37,7 @@ class GroupGuard:
             os.write(self._writer, text.encode())
 
 
-def _stand_by(reader: int) -> None:
+def _stand_by(reader: int, mark: str) -> None:
     try:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT):
             signal.signal(number, signal.SIG_IGN)
@@ -46,7 +48,11 @@ def _stand_by(reader: int) -> None:
         while part := os.read(reader, 256):
             said += part
         words = said.split()
-        if words and words[-1] != b"done":
-            os.killpg(int(words[-1]), signal.SIGKILL)
+        if words[-1:] == [b"done"]:
+            return
+        with suppress(ProcessLookupError, PermissionError):
+            if words:
+                os.killpg(int(words[-1]), signal.SIGKILL)
+        kill_marked(mark)
     finally:
         os._exit(0)

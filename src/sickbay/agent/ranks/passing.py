@@ -16,8 +16,10 @@ LOOK = 1.0  # seconds between two looks whether it has ended, should its signal 
 class Streams:
     """Pipes for standard output and standard error, one where they are the same file, so that their order is kept."""
 
-    def __init__(self, kept: OutputFile | None) -> None:
+    def __init__(self, kept: OutputFile | None, hopeless: Callable[[], bool]) -> None:
+        """`hopeless`: nobody waits any more for whoever should read our own streams and does not."""
         self._kept = kept
+        self._hopeless = hopeless
         self._to: dict[int, int] = {}  # reading end → our own stream; -1: nobody listens there any more
         self.out = self._pipe(1)
         self.err = self.out if _same(1, 2) else self._pipe(2)
@@ -68,21 +70,35 @@ class Streams:
                 continue
             if self._kept is not None:
                 self._kept.write(data)
-            if self._to[handle] >= 0 and not _pass(self._to[handle], data):
+            if self._to[handle] >= 0 and not _pass(self._to[handle], data, self._hopeless):
                 self._to[handle] = -1
 
 
-def _pass(own: int, data: bytes) -> bool:
-    """False: nobody reads our own stream any more, or it takes nothing more; the training goes on all the same."""
-    try:
-        while data:
-            data = data[os.write(own, data) :]
-    except BlockingIOError:
-        select.select([], [own], [])
-        return _pass(own, data)
-    except OSError:
-        return False
+def _pass(own: int, data: bytes, hopeless: Callable[[], bool]) -> bool:
+    """False: nobody reads our own stream any more, or it takes nothing more; the training goes on all the same.
+
+    A pipe that has room takes so much without blocking: whoever blocked in it could not be ended by SIGTERM.
+    """
+    while data:
+        try:
+            if select.select([], [own], [], LOOK)[1]:
+                data = data[os.write(own, data[: select.PIPE_BUF]) :]
+            elif hopeless():
+                return False
+        except BlockingIOError:
+            continue  # another has taken the room
+        except OSError:
+            return False
     return True
+
+
+def fill_closed() -> None:
+    """A standard stream that is closed would be the number of the next file that we open, and get our output."""
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
 
 
 def _same(one: int, other: int) -> bool:

@@ -21,7 +21,7 @@ from sickbay.agent.ranks.directory import (
     read_rank,
     runner_of,
 )
-from sickbay.agent.ranks.endings import rank_ended, tail_of
+from sickbay.agent.ranks.exits import rank_ended, tail_of
 from sickbay.model.facts import Hung, Observed, RankWaits, RuleOff
 from sickbay.model.fleet import JobId, NodeId
 from sickbay.model.job import OPEN_FOR
@@ -33,6 +33,7 @@ ANSWERS_WITHIN = 2.0  # seconds: with all that ranks wrote on a file system that
 AGAIN = 300.0  # seconds after which an attempt that keeps breaking a rule of its output is called hung again
 AT_ONCE = 256  # ranks of one user that are watched: nobody crowds the others out
 COMPLAINTS = 50  # different ones that are told
+UNMADE = 60.0  # seconds in which whoever makes a directory writes who it is
 FRESH = 3600.0  # seconds: how a rank ended while no agent looked is told so long after
 
 
@@ -162,7 +163,10 @@ class RankWatch:
                 listing.wrong[name] = f"rank directory {name[:200]} is not used: {error}"
                 continue
             if found is None:
-                listing.waits.append(run)
+                if _is_new(run):
+                    listing.waits.append(run)
+                else:
+                    listing.passed.add(name)
                 continue
             if self._is_ours(found):
                 listing.new.append(found)
@@ -356,6 +360,13 @@ def _last_word(watched: _WatchedRank) -> RankFile:
     except (OSError, ValueError):
         found = None
     return found.file if found is not None and found.owner == watched.owner else watched.rank
+
+
+def _is_new(run: Path) -> bool:
+    try:
+        return abs(time.time() - run.stat(follow_symlinks=False).st_mtime) < UNMADE
+    except OSError:
+        return False
 
 
 def _ended_badly(rank: RankFile) -> bool:

@@ -30,13 +30,13 @@ from sickbay.agent.ranks.directory import (
     runner_of,
 )
 from sickbay.agent.ranks.guard import GroupGuard
+from sickbay.agent.ranks.marks import MARK, kill_marked, marked_by
 from sickbay.agent.ranks.naming import NamedRank, name_rank, next_attempt, node_here
 from sickbay.agent.ranks.output import OutputFile
-from sickbay.agent.ranks.passing import Streams
+from sickbay.agent.ranks.passing import Streams, fill_closed
 from sickbay.agent.ranks.rendezvous import meeting_of, rendezvous, waits_for
 from sickbay.model.fleet import JobId
 from sickbay.model.job import LogRule
-from sickbay.train.errors import RESTARTED_IN_PLACE
 from sickbay.wire.commands import die_with
 
 NOT_RUNNABLE, NOT_FOUND, SHELL = 126, 127, 128
@@ -66,6 +66,7 @@ class InPlaceError(Exception):
 
 def run(asked: Wrapped, env: Mapping[str, str]) -> int:
     """Until the command has ended; returns its exit code as a shell tells it."""
+    fill_closed()
     base = Path(env.get(VARIABLE) or BASE)
     node = node_here(base)
     named = name_rank(env, node, job=asked.job, attempt=asked.attempt, rank=asked.rank)
@@ -74,7 +75,10 @@ def run(asked: Wrapped, env: Mapping[str, str]) -> int:
     try:
         place = _take_place(base, named, asked, node.boot_id if node is not None else "", env)
     except InPlaceError as error:
-        _say(str(error))
+        from sickbay.train.errors import RESTARTED_IN_PLACE  # here: with it comes all of sickbay.train
+
+        anew = "the whole attempt must be started anew, under the next SICKBAY_ATTEMPT"
+        _say(f"{error}: it ends with {RESTARTED_IN_PLACE}, and {anew}")
         return RESTARTED_IN_PLACE
     except (OSError, ValueError) as error:
         where = error.filename if isinstance(error, OSError) and error.filename else base
@@ -144,8 +148,7 @@ def _seat(base: Path, named: NamedRank) -> tuple[RankSeat, int]:
             if run.stat(follow_symlinks=False).st_uid != os.geteuid():
                 raise ValueError(f"{run} belongs to another user") from None
             raise InPlaceError(
-                f"rank {named.rank} of attempt {named.attempt} of {named.job} has run on this node before: it ends "
-                f"with {RESTARTED_IN_PLACE}, and the whole attempt must be started anew, under the next SICKBAY_ATTEMPT"
+                f"rank {named.rank} of attempt {named.attempt} of {named.job} has run on this node before"
             ) from None
     plain = name_of(named.job, 0, 0).removesuffix(".0.0")
     attempt = next_attempt(base, plain)
@@ -182,14 +185,15 @@ class WrappedRank:
 
     def __init__(self, command: tuple[str, ...], env: Mapping[str, str], place: WrittenRank | None) -> None:
         self._command = command
-        self._env = env
+        self._mark, words = marked_by(env.get(MARK, ""))
+        self._env = {**env, MARK: words}
         self._place = place
         self._process: subprocess.Popen[bytes] | None = None
         self._waiting: list[int] = []  # signals that came before there was anybody to pass them on to
         self._asked_to_end = 0
 
     def run(self) -> int:
-        streams = Streams(self._place.output if self._place is not None else None)
+        streams = Streams(self._place.output if self._place is not None else None, self._is_over)
         # What is ignored (nohup, a background job of a shell) stays so, here and in the command.
         heeded = [number for number in PASSED if signal.getsignal(number) is not signal.SIG_IGN]
         before = {number: signal.signal(number, self._pass_on) for number in heeded}
@@ -203,7 +207,7 @@ class WrappedRank:
                 self._place.seat.close()
 
     def _run(self, streams: Streams) -> int:
-        guard = _guard()
+        guard = _guard(self._mark)
         try:
             code, why = self._start_and_wait(streams, guard)
         finally:
@@ -229,8 +233,13 @@ class WrappedRank:
         # Before it is reaped: as long as it is a zombie its number, and that of its group, is nobody else's.
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
+        kill_marked(self._mark)
         streams.finish()
         return process.wait(), ""
+
+    def _is_over(self) -> bool:
+        """It was asked to end and has."""
+        return bool(self._asked_to_end) and (self._process is None or _has_ended(self._process.pid))
 
     def _began(self, process: "subprocess.Popen[bytes]") -> None:
         self._process = process
@@ -268,9 +277,9 @@ class WrappedRank:
                 os.kill(self._process.pid, number)
 
 
-def _guard() -> GroupGuard | None:
+def _guard(mark: str) -> GroupGuard | None:
     try:
-        return GroupGuard()
+        return GroupGuard(mark)
     except OSError:
         return None  # no process to be had: the kernel still kills the command itself
 

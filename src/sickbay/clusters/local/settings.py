@@ -18,7 +18,7 @@ class LocalSettings(Noun, forbid_unknown_fields=True):
     boot_takes: float = 1.0  # seconds
 
 
-def furnished(root: Path, cluster: str, pool: str, settings: LocalSettings) -> Rack:
+def furnish(root: Path, cluster: str, pool: str, settings: LocalSettings) -> Rack:
     """As many nodes as asked for, or as there are, or a few. Raises BadInput where that contradicts what is there."""
     rack = Rack(root)
     for what, asked, least, most in (("nodes", settings.nodes, 1, MOST_NODES), ("gpus", settings.gpus, 0, MOST_GPUS)):

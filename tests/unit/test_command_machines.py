@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -11,10 +12,11 @@ from tests.support.waiting import until
 
 from sickbay.adapters.machines.channels import Channels, SentThrough
 from sickbay.adapters.machines.command import CommandMachines, CommandMachineSettings
-from sickbay.adapters.machines.pools import PooledMachines
-from sickbay.model.errors import EffectError, Rejected, Transient, Unknown
+from sickbay.adapters.machines.pools import PooledMachines, holder_in, pool_in
+from sickbay.model.errors import EffectError, Rejected, StoreUnavailable, Transient, Unknown
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import Capability, Incarnation, NodeId
+from sickbay.model.rows import Rows
 
 NODE = NodeId("train/gpu-7")
 HERE = Incarnation(instance_id="i-1", boot_id="b-1")
@@ -242,6 +244,11 @@ def test_a_late_fence_never_hits_the_next_holder(yard: Yard) -> None:
     with pytest.raises(Rejected, match="held by another machine"):
         power.fence()
     assert yard.calls == []
+    mixed = yard.machines(
+        fence=(yard.program("off", DONE), "{instance_id}"), fenced=(yard.program("is", "true"), "{name}")
+    )
+    with pytest.raises(Rejected, match="held by another machine"):  # it would be told of the next holder
+        mixed.fence(NODE, key="f1", expect=HERE)
     by_instance = yard.machines(fence=(yard.program("off-id", DONE), "{instance_id}"))
     assert by_instance.fence(NODE, key="f1", expect=HERE).done
     assert yard.calls == ["i-1"]
@@ -258,3 +265,14 @@ def test_each_pool_has_its_own_channels(yard: Yard) -> None:
     assert yard.calls == ["gpu-7"]
     with pytest.raises(Rejected, match=r"nothing repairs the nodes of pool other/p: add it, or '\*', to 'machines'"):
         PooledMachines({"h200": Channels({})}, lambda _: "other/p").reboot(NODE, key="k", expect=HERE)
+
+
+def test_who_holds_a_seat_is_not_guessed_where_the_store_cannot_be_read() -> None:
+    class Away:
+        def load(self, _: object) -> Rows:
+            raise StoreUnavailable("the store is away")
+
+    away: Any = Away()
+    for read in (holder_in(away), pool_in(away)):
+        with pytest.raises(Transient, match="the store is away"):
+            read(NODE)

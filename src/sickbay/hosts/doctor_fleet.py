@@ -77,7 +77,8 @@ def _left_out(backend: Backend, nodes: Sequence[Node]) -> Iterator[Finding]:
     for cluster in sorted({node.cluster for node in nodes if node.incarnation is not None} - set(backend.clusters)):
         count = sum(node.cluster == cluster for node in nodes)
         yield missing(
-            f"cluster {cluster}", f"is not in the controller's file: nobody looks after its {count} nodes, nor after jobs there",
+            f"cluster {cluster}",
+            f"is not in the controller's file: nobody looks after its {count} nodes, nor after jobs there",
             "add it to 'clusters' again, and restart the controller",
         )  # fmt: skip
 

@@ -23,7 +23,7 @@ def holder_of(handle: int) -> int | None:
 
 
 def take_lock(handle: int, until: float, *, look: float) -> bool:
-    """Take the flock of an open file; False: another had it until then (monotonic). `look`: seconds between two tries."""
+    """Take the flock of an open file; False: another had it until then (monotonic). `look`: seconds between tries."""
     while True:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -27,6 +27,7 @@ from sickbay.hosts.backend import Backend, hash_of
 from sickbay.hosts.changes import Changes
 from sickbay.hosts.server import served
 from sickbay.model.facts import Fact, TokenIssued
+from sickbay.model.fleet import Role
 from sickbay.policy.load import digest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -72,7 +73,7 @@ class Host:
 
 def _token(number: int) -> Fact:
     held = hash_of(secret(number))
-    issued = TokenIssued(hash=held, name=f"agent {number}", role="agent", by="bench", node=node_id(number))
+    issued = TokenIssued(hash=held, name=f"agent {number}", role=Role.AGENT, by="bench", node=node_id(number))
     return Fact(id=f"token/{held}", at=moment(time.time()), news=issued)
 
 

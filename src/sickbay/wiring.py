@@ -140,7 +140,7 @@ class MachineKind(NamedTuple):
 def machine_kinds() -> dict[str, MachineKind]:
     """What a site may write below 'machines', besides what comes with its clusters."""
     from sickbay.adapters.machines import agents, command
-    from sickbay.adapters.machines.seats import holder_in
+    from sickbay.adapters.machines.pools import holder_in
 
     return {
         "command": MachineKind(
@@ -204,9 +204,13 @@ def cluster_kind(name: str) -> ClusterKind:
     except Exception as error:  # noqa: BLE001 - another's code, which may fail in any way while it is imported
         why = f"{type(error).__name__}: {error}"
         raise BadInput(f"kind {name!r} ({entry.value}) cannot be loaded ({why}): install it anew") from None
-    if not isinstance(kind, ClusterKind):
+    if not isinstance(kind, ClusterKind) or not _is_noun(kind.settings) or not callable(kind.build):
         raise BadInput(f"kind {name!r} ({entry.value}) is no sickbay.wiring.ClusterKind: its package must name one")
     return kind
+
+
+def _is_noun(said: object) -> bool:
+    return isinstance(said, type) and issubclass(said, Noun)
 
 
 def cluster_kinds() -> tuple[str, ...]:
@@ -231,11 +235,11 @@ def _build_local(ground: ClusterGround) -> WiredCluster:
     from sickbay.clusters.local.machines import LocalMachines
     from sickbay.clusters.local.mirror import LocalMirror
     from sickbay.clusters.local.own_nodes import LocalNodes
-    from sickbay.clusters.local.settings import furnished
+    from sickbay.clusters.local.settings import furnish
 
     if ground.select or ground.adopt != "none":
         raise BadInput("a local cluster has its own nodes and jobs only: leave out 'select' and 'adopt'")
-    rack = furnished(ground.state, ground.id, ground.pool, ground.settings)
+    rack = furnish(ground.state, ground.id, ground.pool, ground.settings)
     cluster = LocalCluster(rack.root)
     return WiredCluster(
         cluster=cluster,
@@ -255,15 +259,14 @@ def _here() -> ClusterKind:
 
 def _build_here(ground: ClusterGround) -> WiredCluster:
     from sickbay.adapters.machines.agents import AgentMachines
-    from sickbay.clusters.local.here.cluster import HereCluster, HereMachines
-    from sickbay.clusters.local.here.nodes import HereNodes
-    from sickbay.clusters.local.here.settings import furnished, machine_of
+    from sickbay.clusters.local.here.cluster import HereCluster, HereMachines, HereNodes
+    from sickbay.clusters.local.here.settings import furnish, machine_of
     from sickbay.clusters.local.mirror import LocalMirror
 
     if ground.select or ground.adopt != "none":
         raise BadInput("this machine has its own jobs only: leave out 'select' and 'adopt'")
     machine = machine_of(ground.state, ground.settings)
-    rack = furnished(ground.state, ground.id, ground.pool, machine)
+    rack = furnish(ground.state, ground.id, ground.pool, machine)
     cluster = HereCluster(rack.root, machine)
     reboots = ground.settings.allow_reboot
     return WiredCluster(
@@ -311,8 +314,7 @@ def fleet_of(clusters: Mapping[str, FleetCluster], ground: FleetGround) -> Wired
 
 def _site(each: FleetCluster, ground: FleetGround) -> Site:
     from sickbay.adapters.checks.agents import AgentChecks
-    from sickbay.adapters.machines.pools import PooledMachines
-    from sickbay.adapters.machines.seats import pool_in
+    from sickbay.adapters.machines.pools import PooledMachines, pool_in
 
     pools = _machines(each, ground)
     machines = pools["*"] if pools.keys() == {"*"} else PooledMachines(pools, pool_in(ground.store))

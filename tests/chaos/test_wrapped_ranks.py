@@ -20,7 +20,7 @@ from tests.support.waiting import until
 from sickbay.agent.rank_stacks import collect_stacks
 from sickbay.agent.ranks.directory import NodeFile, RankFile, open_to_all, read_rank, runner_of, running
 from sickbay.agent.ranks.output import read_output
-from sickbay.agent.ranks.processes import in_our_numbers
+from sickbay.agent.ranks.pids import in_our_numbers
 from sickbay.clusters.local.files import LocalSeat
 from sickbay.model.facts import Hung, Looked, RankEnded, Stepped
 from sickbay.model.fleet import Incarnation, JobId, NodeId

@@ -22,7 +22,7 @@ from sickbay.hosts.server import served
 from sickbay.hosts.wakeup import Wakeup
 from sickbay.model.errors import Gone, Rejected, Transient
 from sickbay.model.fault import Remedy
-from sickbay.model.fleet import Capability, JobId, NodeId
+from sickbay.model.fleet import Capability, JobId, NodeId, Role
 from sickbay.model.job import JobSpec
 from sickbay.model.protocol import Command, RunLook
 from sickbay.model.rows import Rows, Unit
@@ -141,7 +141,7 @@ class Ward:
         self._thread.start()
         for role, secret in TOKENS.items():
             self.desk.issue(
-                role, role, by="setup", node=NODE if role == "agent" else None, secret=secret,
+                role, Role(role), by="setup", node=NODE if role == "agent" else None, secret=secret,
                 cluster="sim" if role == "join" else "",
             )  # fmt: skip
 

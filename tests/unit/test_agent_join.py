@@ -16,6 +16,7 @@ from sickbay.agent.join import KEPT, NodeJoiner
 from sickbay.agent.settings import AgentSettings, load
 from sickbay.agent.transport import REPORT, Address, ControllerLine, Denied, NotJoined
 from sickbay.model.errors import BadInput
+from sickbay.model.fleet import Role
 
 SECRET = "secret-of-the-join-token"
 ROUTE = f"POST {join.JOIN}"
@@ -39,7 +40,7 @@ def server() -> Iterator[Canned]:
 @pytest.fixture(scope="module")
 def calls() -> Iterator[Clinic]:
     with clinic(QUIET) as made:
-        made.ward.desk.issue("fleet", "join", by="ada", secret=SECRET, cluster="sim")
+        made.ward.desk.issue("fleet", Role.JOIN, by="ada", secret=SECRET, cluster="sim")
         yield made
 
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from tests.support.rank_rig import PlayedRanks, over
 
 from sickbay.agent.ranks.directory import RankFile, rank_dir, ranks_dir
-from sickbay.agent.ranks.endings import RUNNER_KILLED
+from sickbay.agent.ranks.exits import RUNNER_KILLED
 from sickbay.agent.ranks.retention import tidy
 from sickbay.agent.ranks.watch import RankWatch
 from sickbay.clusters.local.files import write

@@ -13,7 +13,7 @@ from tests.support.waiting import until
 from sickbay.faces.api import endpoint, events, tokens
 from sickbay.faces.api.route import Route
 from sickbay.faces.api.routes import ROUTES
-from sickbay.model.fleet import NodeId
+from sickbay.model.fleet import NodeId, Role
 from sickbay.model.rows import Line, Unit
 
 CLOSED = [route for route in ROUTES if route.role]
@@ -107,7 +107,7 @@ def test_a_revoked_token_opens_nothing_from_then_on(calls: Clinic) -> None:
 
 
 def test_a_token_that_was_revoked_elsewhere_is_not_remembered(calls: Clinic) -> None:
-    secret = calls.ward.desk.issue("visitor", "viewer", by="setup")
+    secret = calls.ward.desk.issue("visitor", Role.VIEWER, by="setup")
     visitor = Caller(calls.url, secret)
     assert visitor.get("/v1/nodes").status_code == 200
     calls.ward.desk.revoke("visitor", by="setup")
@@ -240,21 +240,21 @@ def test_an_expired_token_is_forgotten_in_the_end(calls: Clinic, monkeypatch: py
 def test_an_agents_token_is_made_for_a_node_by_its_name_alone_and_can_be_revoked(calls: Clinic) -> None:
     made = calls.admin.post("/v1/tokens", {"name": "agent-1", "role": "agent", "node": "train-0001"})
     assert made.json()["node"] == "sim/train-0001"
-    calls.ward.desk.issue("agent of sim/train-0002", "agent", by="setup", node=NodeId("sim/train-0002"))
+    calls.ward.desk.issue("agent of sim/train-0002", Role.AGENT, by="setup", node=NodeId("sim/train-0002"))
     gone = calls.admin.http.delete("/v1/tokens/agent%20of%20sim%2Ftrain-0002")
     assert gone.json() == {"name": "agent of sim/train-0002", "revoked": True}
 
 
 def test_a_token_that_was_revoked_can_be_issued_again(calls: Clinic) -> None:
     for _ in range(2):
-        assert calls.ward.desk.issue("again", "viewer", by="setup", secret="the same") == "the same"
+        assert calls.ward.desk.issue("again", Role.VIEWER, by="setup", secret="the same") == "the same"
         assert calls.ward.desk.who("the same") is not None
         calls.ward.desk.revoke("again", by="setup")
         assert calls.ward.desk.who("the same") is None
 
 
 def test_the_last_use_of_a_token_is_shown_and_costs_no_commit_for_each_request(calls: Clinic) -> None:
-    secret = calls.ward.desk.issue("watcher", "viewer", by="setup")
+    secret = calls.ward.desk.issue("watcher", Role.VIEWER, by="setup")
     watcher = Caller(calls.url, secret)
     last = calls.ward.sim.store.facts(after=0, limit=100_000)[-1].seq
     for _ in range(50):

@@ -20,6 +20,7 @@ from sickbay.faces.api.examples import REPORT
 from sickbay.hosts import connections
 from sickbay.hosts.connections import SparingFilter, connections_allowed
 from sickbay.hosts.server import served
+from sickbay.model.fleet import Role
 
 HEAD = b"GET /v1/nodes HTTP/1.1\r\nHost: x\r\nX-a: "
 MOST = 24
@@ -121,7 +122,7 @@ def test_a_stream_lives_longer_than_every_deadline(made: Ward, monkeypatch: pyte
         for _ in range(3):
             with sockets(server.url, 1, HEAD) as (slow,):
                 until(partial(ended, slow), 10, "its deadline has passed")
-        made.desk.issue("heard", "viewer", by="setup")
+        made.desk.issue("heard", Role.VIEWER, by="setup")
         heard = b""
         while b"token 'heard'" not in heard:
             piece = stream.recv(65_536)

@@ -14,7 +14,7 @@ from sickbay.faces.api import credentials, join
 from sickbay.hosts import joining
 from sickbay.model.errors import BadInput
 from sickbay.model.facts import TokenIssued
-from sickbay.model.fleet import Node, NodeId, Token
+from sickbay.model.fleet import Node, NodeId, Role, Token
 from sickbay.model.protocol import PROTO
 
 JOIN = "/v1/agent/join"
@@ -24,7 +24,7 @@ SECRET = "secret-of-the-join-token"
 @pytest.fixture(scope="module")
 def calls() -> Iterator[Clinic]:
     with clinic(QUIET) as made:
-        made.ward.desk.issue("fleet", "join", by="ada", secret=SECRET, cluster="sim")
+        made.ward.desk.issue("fleet", Role.JOIN, by="ada", secret=SECRET, cluster="sim")
         yield made
 
 

@@ -18,7 +18,7 @@ from sickbay.faces.api import endpoint
 from sickbay.hosts.changes import KEPT
 from sickbay.hosts.server import served
 from sickbay.model.facts import Ordered
-from sickbay.model.fleet import JobId
+from sickbay.model.fleet import JobId, Role
 from sickbay.model.rows import Unit
 
 pytestmark = pytest.mark.slow
@@ -377,7 +377,7 @@ def test_a_reader_who_comes_back_too_late_or_from_elsewhere_reads_everything_aga
 def test_a_token_never_shows_in_the_stream(streaming: tuple[Ward, str, list[Listener]]) -> None:
     listener = listen(streaming)
     made = streaming[0]
-    secret = made.desk.issue("eve", "viewer", by="setup")
+    secret = made.desk.issue("eve", Role.VIEWER, by="setup")
     token = made.desk.who(secret)
     assert token is not None
     assert until(lambda: any("eve" in line for line in listener.lines))

@@ -113,6 +113,27 @@ def test_what_is_meant_for_another_holder_is_not_run(yard: Yard) -> None:
     assert len(yard.calls) == 1
 
 
+def test_a_machine_that_nobody_knows_is_no_empty_word(yard: Yard) -> None:
+    """`power off ''` may mean all of them."""
+    swap = yard.program("swap", DONE)
+    machines = yard.machines(replace=(swap, "--id={instance_id}"), fence=(swap, "{instance_id}"))
+    yard.holder = None
+    with pytest.raises(Rejected, match=r"told the \{instance_id\} of train/gpu-7, which nobody knows"):
+        machines.replace(NODE, key="k", expect=Incarnation(boot_id="b-1"))
+    with pytest.raises(Rejected, match="which nobody knows"):
+        machines.fence(NODE, key="k", expect=None)
+    assert yard.calls == []
+    yard.holder = HERE
+    machines.replace(NODE, key="k", expect=Incarnation(boot_id="b-1"))
+    assert yard.calls == ["--id=i-1"]
+
+
+def test_a_name_that_no_program_can_be_told_was_certainly_not_run(yard: Yard) -> None:
+    machines = yard.machines(reboot=(yard.program("power", DONE), "{name}"))
+    with pytest.raises(Rejected, match="cannot be told of"):
+        machines.reboot(NodeId("train/gpu\0"), key="k", expect=HERE)
+
+
 def test_at_most_one_command_runs_for_a_node(yard: Yard) -> None:
     go = yard.root / "go"
     machines = yard.machines(

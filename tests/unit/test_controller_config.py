@@ -53,6 +53,7 @@ def test_one_cluster_is_enough_and_all_else_has_a_default(place: Path) -> None:
 
 
 def test_paths_are_seen_from_the_file(place: Path) -> None:
+    assert read(place, LOCAL + "store: sqlite:///x.db\n").store_url == f"sqlite:///{place}/x.db"
     said = "state: here\npolicy: ./p.yaml\nknowledge: k.csv\nstore: postgresql://s@db/s\nstore_password_file: secret\n"
     config = read(place, LOCAL + said + "notifiers: {on: {kind: webhook, url: 'https://h/x', secret_file: secret}}\n")
     assert (config.state, config.policy, config.knowledge) == (place / "here", str(place / "p.yaml"), place / "k.csv")
@@ -105,6 +106,15 @@ def test_channels_are_for_all_pools_or_for_each(place: Path) -> None:
         (LOCAL + "store: mysql://db\n", "c.yaml:3:8: store: write postgresql://user@host/database, or leave it out"),
         (LOCAL + f"store: postgresql://u:{WORD}@db/s\n", "store: a password does not stand here: put it into a file"),
         (LOCAL + f"store: postgresql://db/s?password={WORD}\n", "store: a password does not stand here"),
+        (LOCAL + f"store: postgresql://u:{WORD}/x@db/s\n", "c.yaml:3:8: store: write postgresql://user@host/database"),
+        (LOCAL + "store: postgresql://db:port/s\n", "c.yaml:3:8: store: write postgresql://user@host/database"),
+        (LOCAL + "store: 'sqlite://'\n", "c.yaml:3:8: store: write postgresql://user@host/database, or leave it out"),
+        (LOCAL + "state: ''\n", "c.yaml:3:8: state: it is empty: write a path, or leave the key out"),
+        (LOCAL + 'state: "a\\0b"\n', "c.yaml:3:8: state: the character U+0000 is not allowed"),
+        (LOCAL + 'policy: "a\\ud800.yaml"\n', "c.yaml:3:9: policy: the character U+D800 is not allowed"),
+        (LOCAL + "agents: {join: {a: {token_file: ''}}}\n", "agents.join.a.token_file: it is empty"),
+        (LOCAL + "machines: {local: {kind: command, reboot: [p]}}\n", "machines: 'local' comes with cluster a"),
+        (LOCAL + "policy: /dev/zero\n", "/dev/zero:1: more than 1000000 characters"),
         (LOCAL + "store_password_file: secret\n", "c.yaml:3:1: 'store_password_file' is for PostgreSQL"),
         (LOCAL + "store: postgresql://u@d/s\nstore_password_file: open\n", "c.yaml:4:22: store_password_file: "),
         (LOCAL + "policy: defautl\n", "c.yaml:3:9: policy: unknown policy 'defautl': did you mean 'default'?"),
@@ -175,6 +185,7 @@ def test_every_setting_is_explained() -> None:
     [
         ("raise RuntimeError('no driver')", "cannot be loaded (RuntimeError: no driver): install it anew"),
         ("KIND = 7", "is no sickbay.wiring.ClusterKind"),
+        ("from sickbay.wiring import ClusterKind as K\nKIND = K(dict, print)", "is no sickbay.wiring.ClusterKind"),
         ("OTHER = 7", "cannot be loaded (AttributeError: "),
     ],
 )

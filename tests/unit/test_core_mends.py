@@ -467,6 +467,30 @@ def test_a_list_that_was_not_stored_whole_is_listed_again() -> None:
     assert missing == [21.0, 23.0], "the list that failed counts for nothing, and another is asked for"
 
 
+class Defective(OneList):
+    """Its next list breaks off as no port says: a key that is missing in an answer."""
+
+    defect = True
+
+    def snapshot(self) -> Snapshot:
+        if self.defect:
+            raise KeyError("Nodes")
+        return super().snapshot()
+
+
+def test_a_list_that_broke_off_by_a_defect_is_listed_again() -> None:
+    store, cluster = MemoryStore(limits=False), Defective(LISTED)
+    told: Any = cluster
+    watcher = Watcher(store, told, StillClock())
+    for _ in range(2):  # it is raised each time: whoever runs this tells of it
+        with pytest.raises(KeyError):
+            watcher.read()
+        assert not watcher.amid
+    cluster.defect = False
+    watcher.read()
+    assert [type(fact.news) for fact in store.facts(after=0, limit=10)] == [NodeSeen]
+
+
 # --- what a start carries along
 
 

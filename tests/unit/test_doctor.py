@@ -15,6 +15,7 @@ from tests.support.waiting import until
 from sickbay.faces.cli.main import main
 from sickbay.hosts import doctor
 from sickbay.model.finding import warning
+from sickbay.model.fleet import Role
 from sickbay.model.protocol import PROTO
 from sickbay.wiring import OWN_KINDS, ClusterGround, ClusterKind, WiredCluster
 
@@ -212,7 +213,7 @@ def node(tmp_path: Path, url: str, **more: str) -> Path:
 
 
 def test_a_node_that_is_ready_to_join_is_told_so_without_joining(calls: Clinic, tmp_path: Path) -> None:
-    calls.ward.desk.issue("doctors", "join", by="ada", secret=SECRET, cluster="sim")
+    calls.ward.desk.issue("doctors", Role.JOIN, by="ada", secret=SECRET, cluster="sim")
     token = tmp_path / "join"
     token.write_text(SECRET)
     token.chmod(0o600)

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import pytest
 from msgspec.structs import replace
 
-from sickbay.brain.storage import BLAMED, in_words, tallied, to_blame, verdict_of, without_storage
+from sickbay.brain.storage import BLAMED, add_to_tally, in_words, to_blame, verdict_of, without_storage
 from sickbay.model.checkup import STORAGE_NAMED, StorageSeen, Verdict
 from sickbay.model.fleet import NodeId
 from sickbay.model.intent import Intent, Verify
@@ -54,7 +54,7 @@ def gate(*answers: StorageSeen | None) -> Intent:
     for node, answer in zip(nodes, answers, strict=True):
         if answer is not None:
             verdict, why = verdict_of([answer], (FSX,))
-            intent = tallied(intent, node, [answer], why)
+            intent = add_to_tally(intent, node, [answer], why)
             intent = replace(intent, verdicts={**intent.verdicts, node: verdict})
     return intent
 

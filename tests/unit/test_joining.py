@@ -7,7 +7,7 @@ import pytest
 
 from sickbay.brain.joining import JoinAnswer, JoinInput, JoinVerdict, judge_join
 from sickbay.model.facts import EarlyAgent
-from sickbay.model.fleet import AgentState, Incarnation, Node, NodeId, Token
+from sickbay.model.fleet import AgentState, Incarnation, Node, NodeId, Role, Token
 
 NODE = NodeId("train/gpu-7")
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -28,7 +28,7 @@ def token(instance: str = "i-old", age: float = 3600.0, over_for: float | None =
     ended = None if over_for is None else NOW - timedelta(seconds=over_for)
     issued = NOW - timedelta(seconds=age)
     return Token(
-        hash="h", name=f"agent of {NODE}", role="agent", by="jo", issued_at=issued, node=NODE, instance_id=instance,
+        hash="h", name=f"agent of {NODE}", role=Role.AGENT, by="jo", issued_at=issued, node=NODE, instance_id=instance,
         expires_at=ended,
     )  # fmt: skip
 

@@ -14,7 +14,7 @@ from tests.support.waiting import until
 
 from sickbay.agent.ranks.directory import read_rank, runner_of, running
 from sickbay.agent.ranks.output import end_of_output, read_output
-from sickbay.agent.ranks.processes import in_our_numbers
+from sickbay.agent.ranks.pids import in_our_numbers
 from sickbay.agent.ranks.rendezvous import CONF
 from sickbay.clusters.local import processes
 from sickbay.clusters.local.files import Rank

@@ -1,6 +1,6 @@
 """Mirroring: coalesced, only while leading, all of it at the start of a term, and never in anybody's way."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from threading import Event, Thread
 
@@ -349,3 +349,19 @@ def test_a_mirror_that_hangs_holds_up_nothing_but_itself_and_says_so(monkeypatch
     stopping.set()
     thread.join(10.0)
     assert not thread.is_alive()
+
+
+def test_a_mirror_that_yields_what_it_shows_is_waited_for_while_it_does() -> None:
+    """`shown` may be a generator: what takes its time is the walk over it, not the call."""
+    lab = Lab()
+    said: list[str] = []
+
+    def yields() -> Iterator[str]:
+        lab.now += 60.0
+        said.append(lab.mirroring.trouble)
+        yield "node:c/forgotten"
+
+    lab.mirror.shown = yields  # type: ignore[method-assign, assignment]
+    lab.write(node())
+    lab.rest()
+    assert said == ["the mirror of c has not answered for 60 s about what it shows: it shows what was"]

@@ -6,7 +6,7 @@ import pytest
 
 from sickbay.agent.ranks.directory import FoundRank, NodeFile, RankFile, name_of, ranks_dir
 from sickbay.agent.ranks.naming import NamedRank, name_rank, next_attempt
-from sickbay.agent.ranks.processes import process_of
+from sickbay.agent.ranks.pids import process_of
 from sickbay.agent.ranks.rendezvous import CONF, MeetingPlace, meeting_of, rendezvous, waits_for
 from sickbay.model.fleet import JobId
 

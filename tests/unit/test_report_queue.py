@@ -25,7 +25,7 @@ from sickbay.hosts.clock import SystemClock
 from sickbay.hosts.server import served
 from sickbay.model.errors import StoreUnavailable
 from sickbay.model.facts import Fact, Observed
-from sickbay.model.fleet import NodeId, Token
+from sickbay.model.fleet import NodeId, Role, Token
 from sickbay.model.protocol import PROTO, Item, Reply, Report
 from sickbay.policy.load import load_policy
 
@@ -255,7 +255,7 @@ def secret(node: NodeId) -> str:
 def fleet() -> Iterator[Clinic]:
     with clinic(QUIET, store=SlowDisk) as calls:
         for node in NODES:
-            calls.ward.desk.issue(f"agent of {node}", "agent", by="setup", node=node, secret=secret(node))
+            calls.ward.desk.issue(f"agent of {node}", Role.AGENT, by="setup", node=node, secret=secret(node))
         yield calls
 
 
@@ -335,7 +335,7 @@ def test_garbage_of_one_agent_is_refused_to_it_alone_and_a_held_poll_is_answered
 def test_a_server_that_is_stopped_amid_a_commit_acknowledges_nothing_that_is_not_stored(gate: threading.Event) -> None:
     with ward(QUIET, store=SlowDisk) as made:
         for node in NODES:
-            made.desk.issue(f"agent of {node}", "agent", by="setup", node=node, secret=secret(node))
+            made.desk.issue(f"agent of {node}", Role.AGENT, by="setup", node=node, secret=secret(node))
         with served(made.app) as server, amid_a_commit(server.url, gate, "r3") as (pool, first):
             answers = [first, *(pool.submit(sent, server.url, said(node, "well", "r3")) for node in NODES[1:])]
             until(lambda: waiting_reports(made) == 5)

@@ -12,7 +12,7 @@ from tests.unit.test_agent_in_a_container import BOARD, HostTree
 from sickbay.clusters.local.files import ClusterFile, Status, write
 from sickbay.clusters.local.here.cluster import HereCluster, HereMachines
 from sickbay.clusters.local.here.machine import ThisMachine, promises, this_machine
-from sickbay.clusters.local.here.settings import furnished
+from sickbay.clusters.local.here.settings import furnish
 from sickbay.faces.cli.main import main
 from sickbay.model.errors import BadInput, Rejected
 from sickbay.model.fleet import Device, Incarnation, NodeId
@@ -36,7 +36,7 @@ def test_it_is_known_by_the_ids_of_the_machine_whoever_is_started_again(host: Ho
     assert here.name == "gpu-7"
     assert here.incarnation == Incarnation(uid=BOARD, instance_id=BOARD, boot_id="boot-of-the-host")
     for _ in range(2):
-        rack = furnished(host.root / "c", "here", "", here)
+        rack = furnish(host.root / "c", "here", "", here)
         (seen,) = HereCluster(rack.root, here).snapshot().nodes
         assert (seen.node, seen.incarnation, seen.ready) == (NODE, here.incarnation, False)
         assert [device.index for device in seen.devices] == [0, 1]
@@ -44,7 +44,7 @@ def test_it_is_known_by_the_ids_of_the_machine_whoever_is_started_again(host: Ho
 
 def test_acts_that_mean_another_boot_are_refused(host: HostTree) -> None:
     here = machine(host)
-    cluster = HereCluster(furnished(host.root / "c", "here", "", here).root, here)
+    cluster = HereCluster(furnish(host.root / "c", "here", "", here).root, here)
     cluster.cordon(NODE, owner="o", reason="r", key="k1", expect=here.incarnation)
     before = Incarnation(instance_id=BOARD, boot_id="the-one-before")
     with pytest.raises(Rejected, match="is boot boot-of-the-host"):
@@ -53,7 +53,7 @@ def test_acts_that_mean_another_boot_are_refused(host: HostTree) -> None:
 
 def test_nothing_but_its_agent_is_started_again_from_outside(host: HostTree) -> None:
     here = machine(host)
-    machines = HereMachines(furnished(host.root / "c", "here", "", here).root, here)
+    machines = HereMachines(furnish(host.root / "c", "here", "", here).root, here)
     assert [capability.value for capability in machines.capabilities] == ["restart_service"]
     for act in (machines.reboot, machines.replace, machines.fence):
         with pytest.raises(Rejected, match="this machine"):
@@ -98,9 +98,9 @@ def test_it_says_what_it_does_here_and_what_it_does_not(host: HostTree) -> None:
 
 def test_gpus_that_cannot_be_read_now_are_those_that_were_known_before(host: HostTree) -> None:
     root = host.root / "c"
-    furnished(root, "here", "", machine(host))
+    furnish(root, "here", "", machine(host))
     unread = machine(host)._replace(devices=None, trouble="the driver hangs")
-    (seen,) = HereCluster(furnished(root, "here", "", unread).root, unread).snapshot().nodes
+    (seen,) = HereCluster(furnish(root, "here", "", unread).root, unread).snapshot().nodes
     assert seen.devices == (Device(index=0), Device(index=1))
     assert "cannot be read now (the driver hangs)" in promises(unread, NODE)[0]
 

@@ -71,7 +71,7 @@ def _with(code: int) -> str:
 HEARD_FROM = 256  # nodes whose exit codes are kept of what agents told
 
 
-def heard_also(heard: HeardEnds | None, attempt: int, rank: RankEnd, tail: str) -> HeardEnds:
+def add_heard_end(heard: HeardEnds | None, attempt: int, rank: RankEnd, tail: str) -> HeardEnds:
     """What agents told, with one more rank that ended badly. The first of all is the one that counts."""
     if heard is None or heard.attempt != attempt:
         heard = HeardEnds(attempt=attempt)
@@ -84,7 +84,7 @@ def heard_also(heard: HeardEnds | None, attempt: int, rank: RankEnd, tail: str) 
     return replace(heard, first=rank, exit_codes=codes, tail=tail or heard.tail)
 
 
-def completed_by(end: End, heard: HeardEnds | None, before: HeardEnds | None = None) -> End:
+def complete_end(end: End, heard: HeardEnds | None, before: HeardEnds | None = None) -> End:
     """The end with what agents know and its cluster does not say: the cluster's own word stays.
 
     `before`: what agents had told when this was last asked, so that what came from them may still be put right.

@@ -44,7 +44,7 @@ class JoinAnswer(NamedTuple):
 
 
 def token_name(node: NodeId) -> str:
-    """Of a token that the node's agent got for itself."""
+    """Of the token of the node's own agent."""
     return f"agent of {node}"
 
 

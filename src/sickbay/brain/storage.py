@@ -30,7 +30,7 @@ def verdict_of(seen: Sequence[StorageSeen], asked: Sequence[str]) -> tuple[Verdi
     return Verdict.PASS, ""
 
 
-def tallied(intent: Intent, node: NodeId, seen: Sequence[StorageSeen], why: str) -> Intent:
+def add_to_tally(intent: Intent, node: NodeId, seen: Sequence[StorageSeen], why: str) -> Intent:
     """The gate with what one node has answered. `why`: it cannot use it; empty: it can."""
     tally = intent.storage or StorageTally()
     unfit, bare = tally.unfit, tally.bare

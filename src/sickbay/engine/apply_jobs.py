@@ -4,7 +4,7 @@ from msgspec.structs import replace
 
 from sickbay.brain.blame import learned_late
 from sickbay.brain.decision import JobChanges, Tell
-from sickbay.brain.endings import completed_by, recorded
+from sickbay.brain.endings import complete_end, recorded
 from sickbay.engine.errands import make_room
 from sickbay.engine.lost_store import WHO
 from sickbay.engine.notices import told_of
@@ -50,11 +50,11 @@ def seen(draft: Draft, fact: Fact, news: JobSeen) -> None:
     after = replace(job, ranks={**job.ranks, **ranks}, ranks_as_of=news.as_of, missing_as_of=None, made=True)
     if news.end is not None and job.end is None:
         cancelled = news.end.reason is EndReason.CANCELLED_BY_OTHER
-        end = judged(draft, _completed(job, news.end))
+        end = with_findings(draft, _completed(job, news.end))
         heard = replace(job.heard, tail="") if job.heard is not None else None  # its words are in the end by now
         after = replace(after, end=end, heard=heard, cancelled=job.cancelled or cancelled)
     elif news.end is not None and job.end is not None and not job.end.tail:
-        after = replace(after, end=judged(draft, job.end, news.end.tail))
+        after = replace(after, end=with_findings(draft, job.end, news.end.tail))
     theirs = job.adopted or Capability.PLACE not in draft.can(job.spec.cluster)
     if theirs and ranks.keys() - job.claim.keys() and job.state in HAS_NODES:
         after = _allocated(draft, fact, after)
@@ -167,7 +167,7 @@ def _restarted_by_others(draft: Draft, fact: Fact, news: JobSeen, job: Job, by: 
         "began_at": fact.at,
         "began": draft.reading(job.spec.cluster),
         "calls": (),
-        "end": news.end and judged(draft, news.end),
+        "end": news.end and with_findings(draft, news.end),
         "resumed_from": None,
         "work": None,
         "listens": False,
@@ -219,13 +219,13 @@ def _spent(draft: Draft, job: Job) -> tuple[float, ...]:
 
 def _completed(job: Job, end: End) -> End:
     """With what agents have told before its cluster did."""
-    return completed_by(end, job.heard if job.heard is not None and job.heard.attempt == job.attempt else None)
+    return complete_end(end, job.heard if job.heard is not None and job.heard.attempt == job.attempt else None)
 
 
 def fill_tail(draft: Draft, job: Job, tail: str) -> None:
     """What an attempt wrote last may come later than its end, once; a diagnosis that is still under way uses it."""
     if tail and job.end is not None and not job.end.tail:
-        after = replace(job, end=judged(draft, job.end, tail))
+        after = replace(job, end=with_findings(draft, job.end, tail))
         draft.put(after)
         record_end(draft, after)
 
@@ -237,7 +237,7 @@ def record_end(draft: Draft, job: Job) -> None:
         draft.put(recorded(known, job, draft.now))
 
 
-def judged(draft: Draft, end: End, tail: str = "") -> End:
+def with_findings(draft: Draft, end: End, tail: str = "") -> End:
     """The end with what its log says, which may have come later than it."""
     tail = (tail or end.tail)[-TAIL:]
     return replace(end, tail=tail, findings=judge(tail, draft.rules.tables.diagnosis))

@@ -5,8 +5,8 @@ from datetime import datetime
 from msgspec.structs import replace
 
 from sickbay.brain.decision import Tell
-from sickbay.brain.endings import completed_by, heard_also
-from sickbay.engine.apply_jobs import TAIL, fill_tail, judged, record_end
+from sickbay.brain.endings import add_heard_end, complete_end
+from sickbay.engine.apply_jobs import TAIL, fill_tail, record_end, with_findings
 from sickbay.engine.notices import REPEATED_TELLS, told_of
 from sickbay.engine.transitions import first_step
 from sickbay.engine.view import Draft
@@ -176,10 +176,10 @@ def _ended(draft: Draft, fact: Fact, news: RankEnded) -> None:
         return
     rank = RankEnd(rank=news.rank, node=news.node, exit_code=news.exit_code, why=news.why, at=fact.at)
     before = job.heard if job.heard is not None and job.heard.attempt == job.attempt else None
-    heard = heard_also(before, job.attempt, rank, news.tail[-TAIL:])
+    heard = add_heard_end(before, job.attempt, rank, news.tail[-TAIL:])
     after = replace(job, heard=heard)
     if job.end is not None:
-        end = judged(draft, completed_by(job.end, heard, before))
+        end = with_findings(draft, complete_end(job.end, heard, before))
         after = replace(job, heard=replace(heard, tail=""), end=end)
     if after == job:
         return

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from sickbay.brain.gate import CHECKS_TAKE
 from sickbay.brain.idle_checks import why_not_idle
 from sickbay.brain.job_input import listing
-from sickbay.brain.storage import tallied, verdict_of
+from sickbay.brain.storage import add_to_tally, verdict_of
 from sickbay.engine.notices import post
 from sickbay.engine.view import Draft
 from sickbay.model.checkup import CheckFinding, Checkup, Verdict, checkup_id
@@ -200,7 +200,7 @@ def answered(intent: Intent, news: Checked) -> Intent:
     verdict, because = news.verdict, news.because
     if isinstance(intent.act, Verify) and intent.act.storage and verdict is Verdict.PASS:
         verdict, because = verdict_of(news.storage, intent.act.storage)
-        intent = tallied(intent, news.node, news.storage, because)
+        intent = add_to_tally(intent, news.node, news.storage, because)
     intent = replace(intent, verdicts={**intent.verdicts, news.node: verdict})
     if not isinstance(intent.act, Verify) or len(intent.act.nodes) > DETAILED:
         return intent

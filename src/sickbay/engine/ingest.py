@@ -14,7 +14,7 @@ from sickbay.brain.identity import devices_with
 from sickbay.engine.door import cut
 from sickbay.engine.view import moment
 from sickbay.model.clock import INGEST, WatchedClock
-from sickbay.model.errors import EffectError, StoreError
+from sickbay.model.errors import EffectError
 from sickbay.model.facts import (
     AgentHeard,
     AgentSilent,
@@ -168,8 +168,9 @@ class Watcher:
             self._slices = None
             self.trouble = str(error)
             return 0
-        except StoreError:
-            # This slice may not have been stored: the cursor must not move past it, and the list counts for nothing.
+        except Exception:
+            # The store failed: this slice may not have been stored, so the cursor must not move past it, and the list
+            # counts for nothing. Or an adapter has a defect: a list that broke off has no next slice, ever.
             self._list_again = self._list_again or self._slices is not None
             self._slices = None
             raise

@@ -12,6 +12,7 @@ from msgspec import Meta
 from sickbay.model.checkup import Verdict
 from sickbay.model.fault import Remedy, Severity
 from sickbay.model.finding import FindingLevel
+from sickbay.model.fleet import Role
 from sickbay.model.incident import IncidentKind, Phase
 from sickbay.model.intent import IntentState
 from sickbay.model.job import EndReason, JobState
@@ -411,7 +412,7 @@ class FindingShown(Noun):
 
 class TokenShown(Noun):
     name: str
-    role: str
+    role: Role
     node: str | None
     cluster: Annotated[str | None, Meta(description="a join token's")]
     by: str
@@ -423,7 +424,7 @@ class TokenShown(Noun):
 
 class TokenMade(Noun):
     name: str
-    role: str
+    role: Role
     node: str | None
     cluster: Annotated[str | None, Meta(description="a join token's")]
     expires_at: Time | None

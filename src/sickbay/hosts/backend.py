@@ -23,7 +23,7 @@ from sickbay.model.facts import (
     TokenRevoked,
     TokensUsed,
 )
-from sickbay.model.fleet import Capability, Cursor, JobId, Node, NodeId, Token
+from sickbay.model.fleet import Capability, Cursor, JobId, Node, NodeId, Role, Token
 from sickbay.model.job import Job, JobSpec
 from sickbay.model.notice import LOG
 from sickbay.model.parts import whole
@@ -36,7 +36,6 @@ from sickbay.ports.cluster import Cluster, Log
 from sickbay.ports.metrics import Metrics
 from sickbay.ports.store import Store
 
-ROLES = ("viewer", "submitter", "operator", "admin", "agent", "join")
 LEARNED_WITHIN = 10.0  # seconds that a person waits until what was asked is known to the engine
 
 
@@ -178,7 +177,7 @@ class Backend:
     def issue(
         self,
         name: str,
-        role: str,
+        role: Role,
         by: str,
         node: NodeId | None = None,
         secret: str = "",
@@ -192,8 +191,6 @@ class Backend:
 
         `cluster`: of a join token, the only one that it is good for.
         """
-        if role not in ROLES:
-            raise BadInput(f"there is no role {role!r}: write {', '.join(ROLES)}")
         secret = secret or secrets.token_urlsafe(24)
         digest = hash_of(secret)
         news = TokenIssued(
@@ -205,7 +202,7 @@ class Backend:
         self.changes.wait(lambda: self._holds(secret, role), LEARNED_WITHIN)
         return secret
 
-    def _holds(self, secret: str, role: str) -> bool:
+    def _holds(self, secret: str, role: Role) -> bool:
         token = self.who(secret)
         return token is not None and token.role == role
 

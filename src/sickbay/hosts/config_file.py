@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import yaml
 from msgspec import inspect as mi
@@ -23,7 +24,8 @@ from sickbay.wiring import AGENT, cluster_kind, cluster_kinds, machine_kinds
 
 MOST_CLUSTERS = 100
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
-_PASSWORD = re.compile(r"://[^/@]*:[^/@]+@|[?&]password=")
+_PASSWORD = re.compile(r"://[^/@]*:[^/@]+@|[?&](?:ssl)?password=", re.IGNORECASE)
+_SQLITE = "sqlite:///"
 _EXAMPLE = "clusters: {train: {kind: local}}"
 _TEXTS = ("state", "store", "store_password_file", "policy", "knowledge")
 
@@ -98,26 +100,28 @@ class _ConfigReader:
             case "policy" if not is_file_name(text):
                 return text
             case "store":
-                self._refuse_store(part, text)
-                return text
+                return self._store(part, text)
             case "state" | "knowledge" | "policy":
-                return self._absolute(text)
+                return self._given_path(part, text)
             case "store_password_file":
                 return self._secret(part, text)
             case _:
                 return text
 
-    def _refuse_store(self, part: _Part, text: str) -> None:
-        scheme = text.partition(":")[0]
-        if scheme not in {"sqlite", "postgresql"}:
-            raise self._reader.fail(
-                part.value, part.path, "write postgresql://user@host/database, or leave it out for SQLite below 'state'"
-            )
+    def _store(self, part: _Part, text: str) -> str:
         if _PASSWORD.search(text):
             raise self._reader.fail(
                 part.value, part.path, "a password does not stand here: put it into a file, and name that in "
                 "'store_password_file'",
             )  # fmt: skip
+        file = text.removeprefix(_SQLITE)
+        if file not in {text, "", ":memory:"}:
+            return _SQLITE + self._absolute(file)
+        if not _is_server(text):
+            raise self._reader.fail(
+                part.value, part.path, "write postgresql://user@host/database, or leave it out for SQLite below 'state'"
+            )
+        return text
 
     def _listen(self, part: _Part) -> Listen:
         listen: Listen = self._noun(part, Listen)
@@ -226,6 +230,11 @@ class _ConfigReader:
         sections = parts["clusters"].parts()
         for name, cluster in clusters.items():
             kind = cluster_kind(cluster.kind)
+            for taken in set(machines).intersection(kind.channels):
+                one = parts["machines"].parts()[taken]
+                raise self._reader.fail(
+                    one.key, ("machines",), f"{taken!r} comes with cluster {name}: give this channel another name"
+                )
             for glob, channels in cluster.machines.items():
                 known = (AGENT, *machines, *kind.channels)
                 for number, channel in enumerate(channels):
@@ -279,11 +288,25 @@ class _ConfigReader:
         paths = [each.name for each in fields(noun) if each.name.endswith("_file") and getattr(noun, each.name)]
         return replace(noun, **{name: self._absolute(getattr(noun, name)) for name in paths})
 
+    def _given_path(self, part: _Part, text: str) -> str:
+        if not text:
+            raise self._reader.fail(part.value, part.path, "it is empty: write a path, or leave the key out")
+        return self._absolute(text)
+
     def _absolute(self, text: str) -> str:
         return str((self._beside / text).absolute()) if text else ""
 
     def _secret(self, part: _Part, text: str) -> str:
-        path = self._absolute(text)
-        if path and (wrong := wrong_secret(path)):
+        path = self._given_path(part, text)
+        if wrong := wrong_secret(path):
             raise self._reader.fail(part.value, part.path, f"{path} {wrong}")
         return path
+
+
+def _is_server(url: str) -> bool:
+    """Whether it names PostgreSQL on a host and a port that can be."""
+    try:
+        found = urlsplit(url)
+        return url.startswith("postgresql://") and found.port != 0
+    except ValueError:
+        return False

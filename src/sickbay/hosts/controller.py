@@ -37,6 +37,7 @@ TIDY_LOOK = 5.0
 LOOK = 5.0  # seconds between two looks at what is planned and does not go out
 AGAIN = 1.0  # after the store could not be used
 LEASE = 30.0
+ENDS_WITHIN = 15.0  # seconds that what is under way is given at the end
 MIRROR = "mirror "  # begins the names of their threads and troubles
 SLICE_EVERY = 0.05  # seconds between two slices of one read of a cluster: the engine learns in between
 
@@ -152,8 +153,9 @@ class Controller:
         self._stopping.set()
         self._awake.set()
         self._untidy.set()
+        until = time.monotonic() + ENDS_WITHIN  # of all together: each cluster may hang, and is left alone then
         for thread in self._threads:
-            thread.join(timeout=15.0)
+            thread.join(timeout=max(0.0, until - time.monotonic()))
         with self._guarded("the lease"):
             self._engine.resign()
 

@@ -21,6 +21,7 @@ from sickbay.hosts.server import refuse_taken, refuse_unusable
 from sickbay.hosts.state import serving
 from sickbay.knowledge.load import load_tables
 from sickbay.model.errors import BadInput, EffectError, StoreError
+from sickbay.model.fault import RUNGS
 from sickbay.model.finding import Finding, missing, ok, warning
 from sickbay.model.fleet import Capability
 from sickbay.model.policy import Policy
@@ -43,6 +44,7 @@ SOON = timedelta(days=30)  # a certificate that ends within this should be renew
 ROOM = 2 << 30  # bytes: the store, its copies and the log want some room
 ANSWERS_WITHIN = 20.0  # seconds that a cluster is given
 
+_OF_RUNGS = frozenset(rung.needs for rung in RUNGS.values())
 Answer = TypeVar("Answer")
 
 
@@ -241,20 +243,19 @@ def _joining(config: ControllerConfig, name: str, wired: WiredCluster) -> Iterat
 
 def _able(subject: str, policy: Policy, can: frozenset[Capability]) -> Iterator[Finding]:
     """What the policy asks for and this cluster, with its machines, cannot do; each thing once."""
-    where: dict[str, list[str]] = {}
-    for line in lacking(policy, can):
-        path, _, text = line.partition(": ")
-        where.setdefault(text, []).append(path)
-    for text, paths in where.items():
-        yield warning(subject, f"{text} ({', '.join(dict.fromkeys(paths))} of the policy)", _way_out(text))
-    if not where:
+    alike: dict[tuple[str, Capability | None], list[str]] = {}
+    for lack in lacking(policy, can):
+        alike.setdefault((lack.text, lack.needs), []).append(lack.at)
+    for (text, needs), paths in alike.items():
+        yield warning(subject, f"{text} ({', '.join(dict.fromkeys(paths))} of the policy)", _way_out(needs))
+    if not alike:
         yield ok(subject, "can do all that the policy asks for")
 
 
-def _way_out(line: str) -> str:
-    if "fence" in line:
+def _way_out(needs: Capability | None) -> str:
+    if needs is Capability.FENCE:
         return "name a channel that fences below 'machines', such as a BMC: {kind: command, fence: […], fenced: […]}"
-    if "cannot" in line and "the rung" in line:
+    if needs in _OF_RUNGS:
         return "name a channel for it below 'machines', or take the rung out of the policy"
     return "see docs/policy.md"
 

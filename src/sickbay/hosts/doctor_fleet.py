@@ -11,7 +11,7 @@ from sickbay.hosts.backend import Backend
 from sickbay.model.clock import WatchedClock
 from sickbay.model.facts import EarlyAgent
 from sickbay.model.finding import Finding, missing, ok, warning
-from sickbay.model.fleet import AgentState, Brake, Node, Token, Withholding
+from sickbay.model.fleet import AgentState, Brake, Node, Role, Token, Withholding
 from sickbay.model.notice import NoticeChannel
 from sickbay.model.protocol import PROTO
 from sickbay.model.rows import WITHHOLDING, AnyRow
@@ -77,7 +77,7 @@ def _agents(cluster: str, nodes: Sequence[Node], tokens: Iterable[Token]) -> Ite
     never = [node for node in held if node.agent is AgentState.NONE and not node.agent_known]
     silent = [node for node in held if node.unheard]
     if never:
-        join = any(token.role == "join" and token.cluster == cluster for token in tokens)
+        join = any(token.role is Role.JOIN and token.cluster == cluster for token in tokens)
         first = "" if join else f"make a join token: sickbay token create NAME --role join --cluster {cluster}; then "
         yield missing(
             subject, f"{_some(never, len(held))} no agent was ever heard: it can be neither watched nor proven well",
@@ -135,13 +135,13 @@ def _tokens(backend: Backend, tokens: Sequence[Token]) -> Iterator[Finding]:
         if token.expires_at is None or token.instance_id or now - token.expires_at > EXPIRES_SOON:
             continue
         left = token.expires_at - now
-        what = f"join token of {token.cluster}" if token.role == "join" else token.role
+        what = f"join token of {token.cluster}" if token.role is Role.JOIN else token.role
         if left <= timedelta(0):
             yield warning(f"token {token.name}", f"({what}) has expired", "make another, or revoke it")
         elif left < EXPIRES_SOON:
             when = f"{token.expires_at:%Y-%m-%d %H:%M}"
             yield warning(f"token {token.name}", f"({what}) expires at {when} UTC", "make another in time")
-    joins = [token for token in tokens if token.role == "join" and not token.over(now)]
+    joins = [token for token in tokens if token.role is Role.JOIN and not token.over(now)]
     if joins:
         yield ok("join tokens", ", ".join(f"{token.name} (of {token.cluster})" for token in joins[: 2 * NAMED]))
 

@@ -4,11 +4,11 @@ import secrets
 from pathlib import Path
 
 from sickbay.hosts.backend import Backend
-from sickbay.model.fleet import NodeId, Token
+from sickbay.model.fleet import NodeId, Role, Token
 from sickbay.wire.files import replace_file
 
 
-def agree_on(backend: Backend, name: str, role: str, file: Path, *, by: str, node: NodeId | None = None) -> str:
+def agree_on(backend: Backend, name: str, role: Role, file: Path, *, by: str, node: NodeId | None = None) -> str:
     """The secret in the file, if the store knows it for what it is. A lost or revoked one is replaced by another:
     a secret that was revoked never opens anything again, and nobody is locked out of his own machine.
     """
@@ -29,7 +29,7 @@ def has_admin(backend: Backend) -> bool:
     while page := backend.store.keys("token", after=after):
         rows = (found.row for found in backend.store.load(page).values())
         tokens = [row for row in rows if isinstance(row, Token)]
-        if any(token.role == "admin" and not token.over(backend.now()) for token in tokens):
+        if any(token.role is Role.ADMIN and not token.over(backend.now()) for token in tokens):
             return True
         after = page[-1]
     return False

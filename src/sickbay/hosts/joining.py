@@ -17,7 +17,7 @@ from sickbay.brain.joining import JoinAnswer, JoinInput, JoinVerdict, judge_join
 from sickbay.hosts.backend import Backend, hash_of
 from sickbay.model.errors import BadInput
 from sickbay.model.facts import EarlyAgent, JoinRefused, TokenIssued
-from sickbay.model.fleet import Node, NodeId, Token
+from sickbay.model.fleet import Node, NodeId, Role, Token
 from sickbay.wire.secret_files import read_secret
 
 CAUGHT_UP = timedelta(seconds=5)  # an engine whose oldest unread fact is older takes nobody in
@@ -77,7 +77,7 @@ class Joining:
         secret = secrets.token_urlsafe(24)
         digest = hash_of(secret)
         news = TokenIssued(
-            hash=digest, name=token_name(wish.node), role="agent", by=wish.by, node=wish.node, anew=True,
+            hash=digest, name=token_name(wish.node), role=Role.AGENT, by=wish.by, node=wish.node, anew=True,
             instance_id=wish.instance_id, reason=f"instance {wish.instance_id}",
         )  # fmt: skip
         self._backend.note(f"token/{digest}", news)
@@ -129,13 +129,13 @@ def admit_joiners(backend: Backend, files: Mapping[str, str | Path], *, by: str 
         except OSError as error:
             raise BadInput(f"{place}: {error}") from None
         known = backend.who(secret)
-        if known is not None and (known.role, known.cluster) != ("join", cluster):
-            whose = f"join token of {known.cluster}" if known.role == "join" else f"{known.role} {known.name!r}"
+        if known is not None and (known.role, known.cluster) != (Role.JOIN, cluster):
+            whose = f"join token of {known.cluster}" if known.role is Role.JOIN else f"{known.role} {known.name!r}"
             raise BadInput(f"{place}: the secret in {file} is that of the {whose}: write one of its own")
         if len(secret) < SHORTEST or not (secret.isascii() and secret.isprintable() and " " not in secret):
             raise BadInput(f"{place}: {file} holds no good secret: write one, such as 'openssl rand -hex 24' makes")
         if known is None or known.over(backend.now()):
             backend.issue(
-                f"join-{cluster}", "join", by, secret=secret, anew=True, cluster=cluster,
+                f"join-{cluster}", Role.JOIN, by, secret=secret, anew=True, cluster=cluster,
                 reason=f"configured: {file}",
             )  # fmt: skip

@@ -147,7 +147,7 @@ class Mirroring:
 
     def _begin_pass(self) -> None:
         """Everything, jobs first: whose nodes they hold is shown with the nodes."""
-        self._leftovers = set(self._ask("what it shows", self._mirror.shown))
+        self._leftovers = self._ask("what it shows", lambda: set(self._mirror.shown()))  # it may be a generator
         self._last, self._refused, self._missed = {}, {}, False
         self._walk = (key for kind in ("job", "node") for key in self._keys(kind))
 

@@ -30,6 +30,10 @@ def _reload(service: Service, file: Path) -> Iterator[str]:
     except BadInput as error:
         yield f"{error}; still in force: {words_of(before)}"
         return
+    except Exception as error:  # another package's kind may fail in any way: that ends no controller
+        log.exception("%s could not be read", file)
+        yield f"{file}: {type(error).__name__}: {error}; still in force: {words_of(before)}"
+        return
     if digest(policy) == digest(before):
         yield f"in force as before: {words_of(policy)}"
     else:

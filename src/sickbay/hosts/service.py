@@ -17,6 +17,7 @@ from typing import Protocol
 from starlette.applications import Starlette
 
 from sickbay.adapters.executors.threads import ThreadExecutor
+from sickbay.brain.joining import token_name
 from sickbay.hosts.backend import Backend
 from sickbay.hosts.changes import Changes
 from sickbay.hosts.clock import SystemClock
@@ -24,12 +25,12 @@ from sickbay.hosts.config import ControllerConfig
 from sickbay.hosts.controller import Controller
 from sickbay.hosts.first_tokens import agree_on, has_admin
 from sickbay.hosts.joining import admit_joiners
-from sickbay.hosts.log_file import log_to
+from sickbay.hosts.own_log import log_to
 from sickbay.hosts.server import answers_at, refuse_taken, refuse_unusable, served
 from sickbay.hosts.state import FIRST_TOKEN, RECORD, lock_alone, make_private
 from sickbay.hosts.wakeup import Wakeup
 from sickbay.model.errors import BadInput
-from sickbay.model.fleet import NodeId, cluster_of
+from sickbay.model.fleet import NodeId, Role, cluster_of
 from sickbay.model.policy import Policy
 from sickbay.policy.load import refuse_unconfigured
 from sickbay.ports.own_nodes import OwnNodes
@@ -40,6 +41,7 @@ from sickbay.wiring import (
     FleetCluster,
     FleetGround,
     MachineGround,
+    WiredCluster,
     cluster_kind,
     fleet_of,
     machines_of,
@@ -105,6 +107,13 @@ class Service:
             wired = cluster_kind(said.kind).build(ground)
         except BadInput as error:
             raise self.config.wrong(("clusters", name), error) from None
+        except Exception as error:  # another's code, or a disk that is full
+            logging.getLogger("sickbay.controller").exception("cluster %s cannot be built", name)
+            why = f"kind {said.kind!r} cannot be used ({type(error).__name__}: {error}): the log says where"
+            raise self.config.wrong(("clusters", name), BadInput(why)) from None
+        if not isinstance(wired, WiredCluster):
+            why = f"kind {said.kind!r} builds no sickbay.wiring.WiredCluster: install it anew"
+            raise self.config.wrong(("clusters", name), BadInput(why))
         return FleetCluster(wired, said.machines, checks_first=said.first == "check")
 
     def _fleet_ground(self, policy: Policy, mail: Wakeup) -> FleetGround:
@@ -149,7 +158,7 @@ class Service:
             admit_joiners(self.backend, files, by=self._by)
         for own in self._own.values():
             for node, file in own.agents().items():
-                agree_on(self.backend, f"agent of {node}", "agent", file, by=self._by, node=node)
+                agree_on(self.backend, token_name(node), Role.AGENT, file, by=self._by, node=node)
         record = {"pid": os.getpid(), "url": self.url}
         (self.state / RECORD).write_text(json.dumps(record))
         started += [node for own in self._own.values() for node in own.power_on()]
@@ -171,7 +180,7 @@ class Service:
                 return ""
         if new_token:
             file.unlink(missing_ok=True)
-        return agree_on(self.backend, name, "admin", file, by=self._by)
+        return agree_on(self.backend, name, Role.ADMIN, file, by=self._by)
 
     def _wake_known(self, own: OwnNodes) -> tuple[NodeId, ...]:
         """Only where every agent can be believed at once: a token is known when the engine has learned of it."""

@@ -6,6 +6,7 @@ The service itself is every controller's (`hosts/service.py`); here is the local
 from pathlib import Path
 from typing import NamedTuple
 
+from sickbay.clusters.local.here.settings import KIND as HERE
 from sickbay.clusters.local.here.settings import HereSettings
 from sickbay.clusters.local.settings import POOL, LocalSettings
 from sickbay.hosts.channels import NotifierFile
@@ -14,7 +15,6 @@ from sickbay.hosts.state import CLUSTERS
 from sickbay.model.errors import BadInput
 
 CLUSTER = "local"
-HERE = "here"
 AGENT_SETTINGS = "agent.yaml"  # below the state: of this machine's own agent, read where it is there
 
 

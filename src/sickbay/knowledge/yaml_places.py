@@ -71,17 +71,24 @@ _HINTS = {
 def read_text(path: Path, where: str, instead: str) -> str:
     """The file's text. Raises BadInput; `instead`: what to give where there is no such file."""
     try:
-        raw = path.read_bytes()
+        with path.open("rb") as file:
+            raw = file.read(4 * LARGEST + 1)  # bounded: a device has no end
     except FileNotFoundError:
         raise BadInput(f"{where}: no such file: {instead}") from None
     except (OSError, ValueError) as error:
         said = error.strerror if isinstance(error, OSError) else str(error)
         raise BadInput(f"{where}: cannot be read ({said}): give a .yaml file") from None
+    if len(raw) > 4 * LARGEST:
+        raise _too_large(where)
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         raise BadInput(f"{where}:{line}: not UTF-8 (byte 0x{raw[error.start]:02x}): save the file as UTF-8") from None
+
+
+def _too_large(where: str) -> BadInput:
+    return BadInput(f"{where}:1: more than {LARGEST} characters: this is none of our files")
 
 
 def compose_mapping(text: str, where: str) -> yaml.MappingNode:
@@ -97,7 +104,7 @@ def compose_mapping(text: str, where: str) -> yaml.MappingNode:
 def compose(text: str, where: str) -> yaml.Node | None:
     """None: there is nothing in it. Raises BadInput."""
     if len(text) > LARGEST:
-        raise BadInput(f"{where}:1: more than {LARGEST} characters: this is none of our files")
+        raise _too_large(where)
     try:
         node: yaml.Node | None = yaml.compose(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
@@ -224,6 +231,8 @@ class YamlReader:
                     raise self.fail(node, path, unknown("value", text, words))
                 return text
             case mi.StrType() | mi.DateTimeType() if tag == "str":
+                if bad := _UNUSABLE.search(text):
+                    raise self.fail(node, path, f"the character U+{ord(bad[0]):04X} is not allowed: remove it")
                 return text
             case _:
                 raise self.fail(node, path, f"expected {_wanted(kind)}, got {_shown(node)}")
@@ -236,6 +245,10 @@ _PLAIN = {
     "bool": mi.BoolType(),
     "null": mi.NoneType(),
 }
+
+
+# What an escape can bring in, and no file, program or address can have.
+_UNUSABLE = re.compile("[\0\ud800-\udfff]")
 
 
 def _place(node: yaml.Node, where: str) -> YamlPlace:

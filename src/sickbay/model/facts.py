@@ -8,7 +8,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from sickbay.model.checkup import StorageSeen, Tested, Verdict
-from sickbay.model.fleet import Device, Incarnation, JobId, NodeId
+from sickbay.model.fleet import Device, Incarnation, JobId, NodeId, Role
 from sickbay.model.job import End, JobSpec, RankState
 from sickbay.model.noun import Noun
 
@@ -269,7 +269,7 @@ class TokenIssued(News, tag="token_issued"):
 
     hash: str  # SHA-256 of the secret, in hex
     name: str
-    role: str  # viewer | submitter | operator | admin | agent | join
+    role: Role
     by: str
     node: NodeId | None = None  # an agent's: the only node that it may report for
     cluster: str = ""  # a join token's: the only one that it is good for

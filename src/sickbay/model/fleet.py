@@ -347,12 +347,23 @@ class Withholding(Noun):
     orders: dict[str, str] = {}  # row → id of the order that it came of
 
 
+class Role(StrEnum):
+    """What a token lets its owner do. Each of people's may do what those before it may; a machine's, that alone."""
+
+    VIEWER = "viewer"
+    SUBMITTER = "submitter"
+    OPERATOR = "operator"
+    ADMIN = "admin"
+    AGENT = "agent"
+    JOIN = "join"
+
+
 class Token(Noun):
     """A credential. The secret itself is known to its owner only."""
 
     hash: str
     name: str
-    role: str  # viewer | submitter | operator | admin | agent | join
+    role: Role
     by: str
     issued_at: datetime
     node: NodeId | None = None
@@ -367,7 +378,7 @@ class Token(Noun):
     @property
     def governs(self) -> bool:
         """Whether it can give out others, and will be able to for good."""
-        return self.role == "admin" and self.expires_at is None
+        return self.role is Role.ADMIN and self.expires_at is None
 
 
 class Aside(Noun):

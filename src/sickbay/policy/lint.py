@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from fnmatch import fnmatchcase
+from typing import NamedTuple
 
 from sickbay.model.durations import format_duration
 from sickbay.model.fault import RUNGS, SILENCE, Severity
@@ -31,7 +32,7 @@ def lint(
     ]
     found += _small_pools(policy, sizes or {})
     if capabilities is not None:
-        found += lacking(policy, capabilities)
+        found += map(str, lacking(policy, capabilities))
     return found
 
 
@@ -129,20 +130,36 @@ def _pace(policy: Policy) -> Iterator[str]:
         yield "silence.agent: under 10s a busy node or a slow network is taken for a dead agent"
 
 
-def lacking(policy: Policy, capabilities: frozenset[Capability]) -> Iterator[str]:
-    """What a policy asks for and a cluster cannot do, and what follows from that."""
+class Lack(NamedTuple):
+    """What a policy asks for in one place and a cluster cannot do, and what follows from that."""
+
+    at: str
+    text: str
+    needs: Capability | None = None  # None: of several none is there
+
+    def __str__(self) -> str:
+        return f"{self.at}: {self.text}"
+
+
+def lacking(policy: Policy, capabilities: frozenset[Capability]) -> Iterator[Lack]:
     for n, ladder in enumerate(policy.ladders):
         able = [rung for rung in ladder.rungs if RUNGS[rung.do].needs in capabilities]
         for m, rung in enumerate(ladder.rungs):
             if rung not in able:
-                yield f"ladders[{n}].rungs[{m}].do: this cluster cannot {rung.do}: the rung is skipped"
+                text = f"this cluster cannot {rung.do}: the rung is skipped"
+                yield Lack(f"ladders[{n}].rungs[{m}].do", text, RUNGS[rung.do].needs)
         if ladder.rungs and not able:
-            yield f"ladders[{n}].rungs: this cluster can do none of them: each of these nodes waits for a person"
+            text = "this cluster can do none of them: each of these nodes waits for a person"
+            yield Lack(f"ladders[{n}].rungs", text)
     if Capability.CHECK not in capabilities:
-        yield "ladders: this cluster has no checks (check): no repair can be proved, so nodes are held for a person"
+        text = "this cluster has no checks (check): no repair can be proved, so nodes are held for a person"
+        yield Lack("ladders", text, Capability.CHECK)
     elif Capability.CHECK_CORDONED not in capabilities:
-        yield "ladders: checks cannot start on a cordoned node (check_cordoned): no repair can be proved"
+        text = "checks cannot start on a cordoned node (check_cordoned): no repair can be proved"
+        yield Lack("ladders", text, Capability.CHECK_CORDONED)
     if Capability.LOOK not in capabilities:
-        yield "resume.look_deadline: nodes cannot be looked at (look): a job restarts without asking them first"
+        text = "nodes cannot be looked at (look): a job restarts without asking them first"
+        yield Lack("resume.look_deadline", text, Capability.LOOK)
     if Capability.FENCE not in capabilities:
-        yield "ladders: a lost node cannot be fenced (fence): its jobs wait for the cluster's proof that it is gone"
+        text = "a lost node cannot be fenced (fence): its jobs wait for the cluster's proof that it is gone"
+        yield Lack("ladders", text, Capability.FENCE)

@@ -17,14 +17,13 @@ import pytest
 
 from sickbay.testing.cluster_checks import CheckContract
 from sickbay.testing.cluster_ends import EndContract, OthersContract
-from sickbay.testing.cluster_jobs import JobContract
+from sickbay.testing.cluster_jobs import JobContract, SpecContract
 from sickbay.testing.cluster_logs import LogContract
 from sickbay.testing.cluster_natives import NativeContract
 from sickbay.testing.cluster_nodes import CordonContract, DrainContract
 from sickbay.testing.cluster_reads import ReadContract
 from sickbay.testing.cluster_repairs import FenceContract, RepairContract
 from sickbay.testing.cluster_rig import ClusterRig
-from sickbay.testing.cluster_specs import SpecContract
 from sickbay.testing.cluster_trouble import TroubleContract
 
 __all__ = ["ClusterContract", "ClusterRig"]

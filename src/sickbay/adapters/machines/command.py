@@ -115,7 +115,7 @@ class CommandMachines:
                 return Accepted(done=True, said="it has booted since: nothing of the boot that was meant runs any more")
             if not self._by_instance():
                 raise Rejected(f"node {node} is held by another machine, and these commands name no {{instance_id}}")
-        meant = expect or holder
+        meant = _meant(expect, holder)
         with self._alone(node):
             if self._fenced(node, key, meant):
                 return Accepted(done=True, said=f"{self._settings.fenced[0]} says that it is off")
@@ -134,7 +134,7 @@ class CommandMachines:
         if holder is not None and not expect.agrees(holder):
             raise Rejected(f"node {node} is held by another than was meant, or has booted since")
         with self._alone(node):
-            return Accepted(said=self._run(what, node, key, expect))
+            return Accepted(said=self._run(what, node, key, _meant(expect, holder)))
 
     @contextmanager
     def _alone(self, node: NodeId) -> Iterator[None]:
@@ -175,12 +175,10 @@ class CommandMachines:
         raise Transient(f"{argv[0]} cannot tell whether {node} is off (it ended with {end.code}: {redacted(end.last)})")
 
     def _end_of(self, argv: tuple[str, ...], node: NodeId, key: str, expect: Incarnation | None) -> ChildEnd:
-        said = {
-            "name": node.partition("/")[2],
-            "node": node,
-            "instance_id": expect.instance_id if expect is not None else "",
-            "key": key,
-        }
+        instance = expect.instance_id if expect is not None else ""
+        if not instance and any("{instance_id}" in word for word in argv):  # an empty word may mean all of them
+            raise Rejected(f"{argv[0]} is to be told the {{instance_id}} of {node}, which nobody knows")
+        said = {"name": node.partition("/")[2], "node": node, "instance_id": instance, "key": key}
         words = [_PLACEHOLDER.sub(lambda found: said[found[1]], word) for word in argv]
         env = {name: os.environ[name] for name in PASSED if name in os.environ}
         try:
@@ -189,5 +187,14 @@ class CommandMachines:
             raise Rejected(f"{argv[0]}: no such program") from None
         except PermissionError:
             raise Rejected(f"{argv[0]} may not be run") from None
+        except ValueError as error:  # a NUL in a name
+            raise Rejected(f"{argv[0]} cannot be told of {node!r} ({error})") from None
         except OSError as error:
             raise Transient(f"{argv[0]} could not be started: {error.strerror}") from None
+
+
+def _meant(expect: Incarnation | None, holder: Incarnation | None) -> Incarnation | None:
+    """With all that is known of it: what the holder's row has beyond `expect` is of the same machine if they agree."""
+    if expect is None or holder is None:
+        return expect or holder
+    return holder.told(expect) if expect.agrees(holder) else expect

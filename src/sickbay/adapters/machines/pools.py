@@ -1,11 +1,12 @@
-"""Machines composed by pool: each node's repairs go to the channels that its pool has."""
+"""Machines composed by pool: each node's repairs go to the channels of its pool, as the store knows its seat."""
 
 from collections.abc import Callable, Mapping
 
-from sickbay.model.errors import Rejected
-from sickbay.model.fleet import Capability, Incarnation, NodeId, pool_fits
+from sickbay.model.errors import Rejected, StoreError, Transient
+from sickbay.model.fleet import Capability, Incarnation, Node, NodeId, pool_fits
 from sickbay.ports.cluster import Accepted
 from sickbay.ports.machines import Machines
+from sickbay.ports.store import Store
 
 
 class PooledMachines:
@@ -48,3 +49,31 @@ class PooledMachines:
 
     def fence(self, node: NodeId, *, key: str, expect: Incarnation | None) -> Accepted:
         return self._of(node).fence(node, key=key, expect=expect)
+
+
+def pool_in(store: Store) -> Callable[[NodeId], str]:
+    """A node's pool; empty: nobody has seen it."""
+
+    def pool(node: NodeId) -> str:
+        row = _node(store, node)
+        return row.pool if row is not None else ""
+
+    return pool
+
+
+def holder_in(store: Store) -> Callable[[NodeId], Incarnation | None]:
+    """Who holds a seat, for machines that must not act on hearsay; None: nobody has seen it."""
+
+    def holder(node: NodeId) -> Incarnation | None:
+        row = _node(store, node)
+        return row.incarnation if row is not None else None
+
+    return holder
+
+
+def _node(store: Store, node: NodeId) -> Node | None:
+    try:
+        row = store.load([key := f"node:{node}"])[key].row
+    except StoreError as error:
+        raise Transient(str(error)) from None
+    return row if isinstance(row, Node) else None

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from sickbay.agent.probes.machine import called, digits, load, meminfo, word
+from sickbay.agent.probes.machine import digits, load, meminfo, name_on_host, word
 
 SEARCH_EVERY = 60.0  # seconds
 FASTEST = 1e13  # bytes in a second: what is counted faster is a card that does not answer
@@ -70,7 +70,7 @@ class Gauges:
             with suppress(OSError):
                 there = os.statvfs(place)
                 if there.f_blocks:
-                    name = called(place, self._root).strip("/").replace("/", "_").replace(".", "_") or "root"
+                    name = name_on_host(place, self._root).strip("/").replace("/", "_").replace(".", "_") or "root"
                     found[f"disk.{name}.used_percent"] = 100 * (1 - there.f_bavail / there.f_blocks)
         return found
 

@@ -119,7 +119,7 @@ class Machine:
         for place in self._places:
             with suppress(OSError):
                 found = os.statvfs(place)
-                place = called(place, self._root)  # noqa: PLW2901 - people know it by that
+                place = name_on_host(place, self._root)  # noqa: PLW2901 - people know it by that
                 free, size = found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
                 if size and free < LEAST_FREE_BYTES and free / size < LEAST_FREE:
                     text = f"{place} has {free >> 20} MiB of {size >> 20} MiB left"
@@ -218,7 +218,7 @@ def stat_of(path: Path | str) -> tuple[str, str, str] | None:
     return head.partition("(")[2], fields[0], fields[19]
 
 
-def called(place: str, root: str) -> str:
+def name_on_host(place: str, root: str) -> str:
     """What a place is called on the machine itself."""
     return place if root == "/" or not f"{place}/".startswith(f"{root}/") else place.removeprefix(root) or "/"
 

@@ -7,7 +7,7 @@ import msgspec
 from sickbay.agent.commands import Refuse
 from sickbay.agent.rank_stacks import collect_stacks
 from sickbay.agent.ranks.directory import SAVE_ASKED, running
-from sickbay.agent.ranks.processes import in_our_numbers
+from sickbay.agent.ranks.pids import in_our_numbers
 from sickbay.agent.user_files import place
 from sickbay.model.fleet import JobId
 from sickbay.model.protocol import RunSave

@@ -29,7 +29,7 @@ from sickbay.model.fleet import JobId
 from sickbay.model.job import LogRule
 from sickbay.model.noun import Noun
 from sickbay.wire.files import replace_file
-from sickbay.wire.locks import holder_of
+from sickbay.wire.record_locks import holder_of
 
 BASE = Path("/run/sickbay")
 VARIABLE = "SICKBAY_RANKS"  # another base

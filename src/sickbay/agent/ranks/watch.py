@@ -21,7 +21,7 @@ from sickbay.agent.ranks.directory import (
     read_rank,
     runner_of,
 )
-from sickbay.agent.ranks.endings import rank_ended, tail_of
+from sickbay.agent.ranks.exits import rank_ended, tail_of
 from sickbay.model.facts import Hung, Observed, RankWaits, RuleOff
 from sickbay.model.fleet import JobId, NodeId
 from sickbay.model.job import OPEN_FOR

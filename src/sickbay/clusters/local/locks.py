@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from sickbay.wire.locks import holder_of
+from sickbay.wire.record_locks import holder_of
 
 # Seconds that a call of a port waits for a lock: less than the engine waits for the call, and a process that stands
 # still with a lock in its hand must not take along everybody who wants it.

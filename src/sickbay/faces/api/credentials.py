@@ -11,19 +11,22 @@ from datetime import datetime, timedelta
 from sickbay.faces.api.refusal import ApiRefusal
 from sickbay.faces.api.route import THREADS, on_thread
 from sickbay.hosts.backend import Backend, hash_of
-from sickbay.model.fleet import Token
+from sickbay.model.fleet import Role, Token
 
 # Roles of machines stand apart from those of people: who has one may do that, and nothing else.
-MACHINES = {"agent": "only agents report here", "join": "only a join token can ask for a node's token"}
-MACHINES_MAY = {
-    "agent": "an agent's token can only report for its own node",
-    "join": "a join token can only ask for the token of a node of its cluster",
+MACHINES: Mapping[str, str] = {
+    Role.AGENT: "only agents report here",
+    Role.JOIN: "only a join token can ask for a node's token",
+}
+MACHINES_MAY: Mapping[str, str] = {
+    Role.AGENT: "an agent's token can only report for its own node",
+    Role.JOIN: "a join token can only ask for the token of a node of its cluster",
 }
 FOR = 2.0  # seconds; a change of any token row ends it at once
 MOST = 50_000  # tokens that are remembered: more than agents report here
 LOOK_UP_MOST = 500  # in one read
 LookUp = Callable[[Sequence[str]], Sequence[Token | None]]
-RANK = {role: rank for rank, role in enumerate(("viewer", "submitter", "operator", "admin"), 1)}
+RANK: Mapping[str, int] = {role: rank for rank, role in enumerate((role for role in Role if role not in MACHINES), 1)}
 USED_EVERY = timedelta(hours=1)  # what a row says of a token's last use is at most so old, or a little more
 TELL_EVERY = 30.0  # seconds between two facts about uses
 TRIES, TRIES_A_SECOND = 40, 5.0  # join tokens of one address that are looked up
@@ -118,7 +121,7 @@ class Credentials:
         with self._lock:
             if len(self._known) + len(tokens) > MOST:
                 self._known.clear()
-            self._joined.update(token.hash for token in tokens if token is not None and token.role == "join")
+            self._joined.update(token.hash for token in tokens if token is not None and token.role is Role.JOIN)
             if self._seen >= before:  # else a change is on its way that these may not show
                 until = time.monotonic() + FOR
                 self._known.update({token.hash: (token, until) for token in tokens if token is not None})

@@ -161,9 +161,9 @@ _UNITS = {"str": "characters", "array": "entries", "object": "entries"}
 
 def _in_words(said: str, leaf: Sequence[mi.Type]) -> str:
     """`leaf`: what is known of the place that it is about."""
-    allowed = [
-        str(value) for one in leaf if isinstance(one, mi.LiteralType) for value in one.values if value is not None
-    ]
+    choices: list[object] = [value for one in leaf if isinstance(one, mi.LiteralType) for value in one.values]
+    choices += [value for one in leaf if isinstance(one, mi.EnumType) for value in one.cls]
+    allowed = [str(value) for value in choices if value is not None]
     if allowed and "got" not in said:
         value = re.search(r"'(.*)'", said)
         return f"{value[0] if value else 'that'} is not known: write {_or(sorted(allowed))}"

@@ -3,6 +3,7 @@
 from sickbay.faces.answers import FindingShown
 from sickbay.faces.api.route import ApiRequest, Route
 from sickbay.hosts.doctor_fleet import fleet_findings
+from sickbay.model.fleet import Role
 
 
 def doctor(ask: ApiRequest) -> list[FindingShown]:
@@ -11,7 +12,7 @@ def doctor(ask: ApiRequest) -> list[FindingShown]:
         ask.backend,
         leads=leads() if leads is not None else None,
         trouble=trouble() if trouble is not None else "",
-        admin=ask.who is not None and ask.who.role == "admin",
+        admin=ask.who is not None and ask.who.role is Role.ADMIN,
     )
     return [FindingShown(level=one.level, subject=one.subject, text=one.text, way_out=one.way_out) for one in found]
 

@@ -21,7 +21,7 @@ from sickbay.faces.api.events import EventStream
 from sickbay.faces.api.refusal import ApiRefusal, refused
 from sickbay.faces.api.route import ApiRequest, AppState, PlainAnswer, Route, on_thread
 from sickbay.model.errors import StoreError
-from sickbay.model.fleet import Token
+from sickbay.model.fleet import Role, Token
 
 log = logging.getLogger("sickbay.api")
 
@@ -159,7 +159,7 @@ class Endpoint:
             gone=incoming.gone,
         )
         if route.held:
-            if route.role != "join":  # thousands share such a token: how many of them are held the route says itself
+            if route.role != Role.JOIN:  # thousands share such a token: how many of them are held the route says itself
                 holds.enter_context(self._held.one(who))
             return await route.call(ask, query, body)
         answer = await on_thread(route.threads, route.call, ask, query, body)
@@ -173,7 +173,7 @@ class Endpoint:
         secret = secret_of(headers.get("authorization", ""))
         token = self._credentials.remembered(secret)
         if token is None:
-            if route.role == "join" and not self._credentials.may_try(secret, address):
+            if route.role == Role.JOIN and not self._credentials.may_try(secret, address):
                 raise ApiRefusal(429, "too many join tokens that are not known come from this address: try again later")
             token = await self._credentials.find(secret, route.threads)
         admitted = admit(token, route.role, self._room.backend.now())

@@ -18,7 +18,7 @@ from sickbay.faces.api.route import ApiRequest, Route
 from sickbay.faces.explain import job_answer, one_job
 from sickbay.faces.turns import Turns
 from sickbay.hosts.backend import job_named
-from sickbay.model.fleet import Capability, Node, pool_word
+from sickbay.model.fleet import Capability, Node, Role, pool_word
 from sickbay.model.job import Job, JobSpec, LogRule
 
 
@@ -48,7 +48,7 @@ def found(ask: ApiRequest, ident: str) -> Job:
     named = [one for one in jobs if one.spec.name == ident]
     if not named:
         raise missing("job", ident, (one.id for one in jobs))
-    own = [one for one in named if ask.who is not None and ask.who.role == "submitter" and one.owner == ask.by]
+    own = [one for one in named if ask.who is not None and ask.who.role is Role.SUBMITTER and one.owner == ask.by]
     return max(own or named, key=lambda one: one.submitted_at)
 
 
@@ -81,7 +81,7 @@ def submit(ask: ApiRequest, body: requests.Submit) -> JobAnswer:
 
 def may_come_first(ask: ApiRequest, priority: int, instead: str) -> None:
     """Raises ApiRefusal(403)."""
-    if priority > 0 and ask.who is not None and ask.who.role == "submitter":
+    if priority > 0 and ask.who is not None and ask.who.role is Role.SUBMITTER:
         raise ApiRefusal(403, f"only an operator may put a job before those of others: {instead}")
 
 

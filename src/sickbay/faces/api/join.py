@@ -18,7 +18,7 @@ LOOK = 1.0  # it is looked for again even if nobody rang: another replica may le
 INSTANCE_MOST = 200  # characters
 
 
-def proven(ask: ApiRequest, asked: JoinAsked) -> JoinWish:
+def judge_proof(ask: ApiRequest, asked: JoinAsked) -> JoinWish:
     """Judges the proof of identity: which name this caller may ask for, as which machine. Raises ApiRefusal.
 
     A join token proves the cluster; name and instance are the caller's own word. Other proofs, such as a pod's own
@@ -39,7 +39,7 @@ def proven(ask: ApiRequest, asked: JoinAsked) -> JoinWish:
 
 
 async def join(ask: ApiRequest, body: JoinAsked) -> Joined:
-    wish = proven(ask, body)
+    wish = judge_proof(ask, body)
     joining = ask.shared.joining
     if not joining.room.acquire(blocking=False):
         raise ApiRefusal(503, "many agents join at once: ask again in a moment")

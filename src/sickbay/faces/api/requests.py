@@ -6,6 +6,7 @@ from msgspec import Meta
 
 from sickbay.brain.submission import NAME, wrong_name
 from sickbay.faces.api.refusal import ApiRefusal
+from sickbay.model.fleet import Role
 from sickbay.model.noun import Noun
 from sickbay.ports.breakable import Breakage
 
@@ -221,7 +222,7 @@ class Include(RequestBody):
 
 class TokenAsked(RequestBody):
     name: Name
-    role: Literal["viewer", "submitter", "operator", "admin", "agent", "join"]
+    role: Role
     cluster: Annotated[str, Meta(max_length=200, description="a join token's: the one that it is good for")] = ""
     node: Annotated[str, Meta(max_length=200, description="an agent's: <cluster>/<name>, or a known node's name")] = ""
     seconds: Annotated[float, Meta(ge=60, le=10 * 366 * DAYS, description="it expires after so long")] | None = None

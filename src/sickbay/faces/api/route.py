@@ -24,7 +24,7 @@ from sickbay.hosts.backend import Backend
 from sickbay.hosts.joining import Joining
 from sickbay.hosts.wakeup import Wakeup
 from sickbay.model.facts import Ordered
-from sickbay.model.fleet import Cursor, Token
+from sickbay.model.fleet import Cursor, Role, Token
 from sickbay.model.job import Job
 from sickbay.model.noun import Noun
 from sickbay.model.order import order_id
@@ -114,7 +114,7 @@ class ApiRequest:
 
     def may_touch(self, job: Job, verb: str) -> None:
         """A submitter's own jobs, and no others; operators may touch all. Raises ApiRefusal(403)."""
-        if self.who is not None and self.who.role in {"viewer", "submitter"} and job.owner != self.who.name:
+        if self.who is not None and self.who.role in {Role.VIEWER, Role.SUBMITTER} and job.owner != self.who.name:
             whose = f"belongs to {job.owner}" if job.owner else "has no owner that is known"
             raise ApiRefusal(403, f"{job.id} {whose}: only its owner, or an operator, may {verb}")
 
@@ -225,12 +225,12 @@ class Route:
 
     @property
     def changes(self) -> bool:
-        return self.method not in {"GET", "HEAD"} and self.role not in {"", "agent", "join"}
+        return self.method not in {"GET", "HEAD"} and self.role not in {"", Role.AGENT, Role.JOIN}
 
     @property
     def threads(self) -> str:
         """The pool of threads on which it is answered."""
-        return {"agent": AGENTS, "join": JOINERS}.get(self.role, PEOPLE)
+        return THREADS_OF.get(self.role, PEOPLE)
 
     @property
     def mount(self) -> str:
@@ -244,6 +244,7 @@ AGENTS = "agents"
 JOINERS = "joiners"  # all agents at once, after a store was lost: those that have their tokens report on
 PEOPLE = "people"
 REPORTS = "reports"  # one: it takes all that wait
+THREADS_OF: Mapping[str, str] = {Role.AGENT: AGENTS, Role.JOIN: JOINERS}
 THREADS = {AGENTS: 16, JOINERS: 8, PEOPLE: 32, REPORTS: 1}
 
 _limiters: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, CapacityLimiter]] = WeakKeyDictionary()

@@ -8,7 +8,7 @@ from sickbay.faces.api.nodes import by_name
 from sickbay.faces.api.refusal import ApiRefusal
 from sickbay.faces.api.route import ApiRequest, Route
 from sickbay.faces.archive import iso, unknown_name
-from sickbay.model.fleet import NodeId, Token
+from sickbay.model.fleet import NodeId, Role, Token
 
 FORGET_AFTER = timedelta(days=30)  # an expired token is shown so long, so that people see why theirs opens nothing
 FORGET_AT_ONCE = 10
@@ -65,7 +65,7 @@ def _forget_expired(ask: ApiRequest, tokens: list[Token]) -> None:
 
 def _node(ask: ApiRequest, asked: requests.TokenAsked) -> NodeId | None:
     """An agent may come before its cluster speaks of its machine; of a cluster that is not ours nobody ever will."""
-    if asked.role != "agent":
+    if asked.role is not Role.AGENT:
         if asked.node:
             raise ApiRefusal(400, f"node is for agents only: a token of role {asked.role} is not tied to one")
         return None
@@ -83,7 +83,7 @@ def _node(ask: ApiRequest, asked: requests.TokenAsked) -> NodeId | None:
 
 def _cluster(ask: ApiRequest, asked: requests.TokenAsked) -> str:
     """The one that a join token is good for."""
-    if asked.role != "join":
+    if asked.role is not Role.JOIN:
         if asked.cluster:
             raise ApiRefusal(400, f"cluster is for join tokens only: a token of role {asked.role} is not tied to one")
         return ""
@@ -100,7 +100,7 @@ def revoke(ask: ApiRequest, query: requests.TokenRevoke) -> TokenGone:
     tokens = ask.all_of(Token, "token")
     mine = [token for token in tokens if token.name == name]
     if not mine and not ask.repeated:
-        people_first = sorted(tokens, key=lambda token: (token.role == "agent", token.name))
+        people_first = sorted(tokens, key=lambda token: (token.role is Role.AGENT, token.name))
         line = unknown_name("token", name, (token.name for token in people_first), whole_names=True)
         raise ApiRefusal(404, f"{line} ('sickbay token list' shows all)")
     if any(token.governs for token in mine) and not any(token.governs and token.name != name for token in tokens):

@@ -11,8 +11,8 @@ from sickbay.faces.cli.columns import Column, ago, clock, field, say, show_list,
 from sickbay.faces.cli.names import complete_node, reason_option, seconds
 from sickbay.faces.cli.show import as_json, clean
 from sickbay.model.errors import BadInput
+from sickbay.model.fleet import Role
 
-ROLES = ("viewer", "submitter", "operator", "admin", "agent", "join")
 SHORTEST = 60.0  # seconds
 
 
@@ -32,7 +32,9 @@ def token() -> None:
 
 @token.command("create")
 @click.argument("name")
-@click.option("--role", type=click.Choice(ROLES), default="viewer", show_default="viewer")
+@click.option(
+    "--role", type=click.Choice([role.value for role in Role]), default=Role.VIEWER.value, show_default="viewer"
+)
 @click.option("--node", metavar="NODE", help="An agent's: the node that it reports for.", shell_complete=complete_node)
 @click.option("--cluster", metavar="CLUSTER", help="A join token's: the cluster whose agents may use it.")
 @click.option("--for", "length", metavar="TIME", help="It expires after so long, such as 30d; else never.")
@@ -53,9 +55,9 @@ def create(
     sickbay token create train-nodes --role join --cluster train --for 90d
     export SICKBAY_TOKEN=$(sickbay token create ci --role viewer)
     """
-    if (role == "agent") != (node is not None):
+    if (role == Role.AGENT) != (node is not None):
         raise BadInput("an agent's token is for one node, and only such a one: write --role agent --node NODE")
-    if (role == "join") != (cluster is not None):
+    if (role == Role.JOIN) != (cluster is not None):
         raise BadInput("a join token is for one cluster, and only such a one: write --role join --cluster CLUSTER")
     span = seconds("--for", length)
     if span is not None and span < SHORTEST:

@@ -1,4 +1,4 @@
-"""The Cluster port over this machine as its one node: the local cluster's, with the machine's own identity."""
+"""The ports over this machine as its one node: the local cluster's, with the machine's own identity."""
 
 import time
 from pathlib import Path
@@ -9,7 +9,8 @@ from sickbay.clusters.local.attempts import digest
 from sickbay.clusters.local.cluster import LocalCluster
 from sickbay.clusters.local.doubt import changing, reading
 from sickbay.clusters.local.files import LocalSeat, RestartAgent, SeatPower, wake, write
-from sickbay.clusters.local.here.machine import ThisMachine
+from sickbay.clusters.local.here.machine import ThisMachine, promises
+from sickbay.clusters.local.own_nodes import LocalNodes
 from sickbay.clusters.local.rack import Rack
 from sickbay.clusters.local.ticks import Ticks
 from sickbay.model.errors import Rejected
@@ -28,8 +29,7 @@ class HereCluster(LocalCluster):
 
     def __init__(self, root: Path, machine: ThisMachine) -> None:
         super().__init__(root)
-        self._rack = Rack(root)
-        self._seat = self._rack.names()[0]
+        self._seat = self._room.names()[0]
         self._me = machine.incarnation
         self._again_at, self._pause = 0.0, FIRST
 
@@ -51,14 +51,14 @@ class HereCluster(LocalCluster):
         """Level-triggered: a seat that is switched on has a supervisor."""
         with reading():
             now = time.monotonic()
-            if self._rack.alive(self._seat) or now < self._again_at:
+            if self._room.alive(self._seat) or now < self._again_at:
                 return
-            if self._rack.seat(self._seat).power is not SeatPower.ON:  # switched off, or never on yet
+            if self._room.seat(self._seat).power is not SeatPower.ON:  # switched off, or never on yet
                 return
             steady = now - self._again_at > 2 * MOST
             self._pause = FIRST if steady else min(2 * self._pause, MOST)
             self._again_at = now + self._pause
-            self._rack.power_on()
+            self._room.power_on()
 
 
 def _deltas(found: Deltas, me: Incarnation) -> Deltas:
@@ -118,3 +118,15 @@ class HereMachines:
     def fence(self, node: NodeId, *, key: str, expect: Incarnation | None) -> Accepted:
         del key, expect
         raise Rejected(f"node {node} is this machine: it does not fence itself")
+
+
+class HereNodes(LocalNodes):
+    """The OwnNodes port: the machine room's, with words for whoever starts it."""
+
+    def __init__(self, rack: Rack, machine: ThisMachine) -> None:
+        super().__init__(rack)
+        self._machine = machine
+
+    def promises(self) -> tuple[str, ...]:
+        (node,) = self.agents()
+        return promises(self._machine, node)

@@ -41,7 +41,7 @@ def machine_of(root: Path, settings: HereSettings) -> ThisMachine:
     return this_machine(root, file, allow_reboot=settings.allow_reboot)
 
 
-def furnished(root: Path, cluster: str, pool: str, machine: ThisMachine) -> Rack:
+def furnish(root: Path, cluster: str, pool: str, machine: ThisMachine) -> Rack:
     """The seat as this machine is now; jobs, cordons and what it is called stay. Raises BadInput."""
     rack = Rack(root)
     root.mkdir(parents=True, exist_ok=True)

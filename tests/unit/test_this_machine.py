@@ -71,13 +71,13 @@ def test_an_agent_that_may_reboot_outlives_no_start_without_that_leave(
 ) -> None:
     monkeypatch.setattr("sickbay.clusters.local.here.settings.ENDS_WITHIN", 0.2)
     root = host.root / "state/clusters/here"
-    paths = furnished(root, "here", "", machine(host, allow_reboot=True)).paths("gpu-7")
+    paths = furnish(root, "here", "", machine(host, allow_reboot=True)).paths("gpu-7")
     holder().ask("hold", paths.alive)
     write(paths.status, Status(boot_id="b", instance_id="i", pid=1, mono=0.0, agent_pid=os.getpid()))
     try:
-        furnished(root, "here", "", machine(host, allow_reboot=True))  # as before: it may stay
-        with pytest.raises(BadInput, match="sickbay down --state .*state'"):
-            furnished(root, "here", "", machine(host))
+        furnish(root, "here", "", machine(host, allow_reboot=True))  # as before: it may stay
+        with pytest.raises(BadInput, match=r"sickbay down --state .*state'"):
+            furnish(root, "here", "", machine(host))
     finally:
         holder().ask("free", paths.alive)
 

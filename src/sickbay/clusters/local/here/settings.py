@@ -72,7 +72,7 @@ def _outlive_agent(rack: Rack, name: str, pid: int) -> None:
         if time.monotonic() > until:
             raise BadInput(
                 f"the agent of an earlier start (pid {pid}) has leave that is not given now, such as to reboot this "
-                f"machine, and does not end: end it with 'sickbay down --state {rack.root.parents[1]}', then start again"
+                f"machine, and does not end: 'sickbay down --state {rack.root.parents[1]}' ends it, then start again"
             )
         time.sleep(0.05)
 

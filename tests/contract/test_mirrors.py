@@ -15,7 +15,7 @@ from sickbay.sim.mirror import MemoryMirror
 from sickbay.testing.mirror_contract import MirrorContract, ill, runs, well
 
 
-class MemoryRig:
+class MemoryMirrorRig:
     def __init__(self) -> None:
         self._one = MemoryMirror()
 
@@ -44,7 +44,7 @@ class MemoryRig:
         self._one.trouble = down
 
 
-class LocalMirrorRig(MemoryRig):
+class LocalMirrorRig(MemoryMirrorRig):
     def __init__(self, root: Path) -> None:
         self._root = root
 
@@ -81,8 +81,8 @@ class LocalMirrorRig(MemoryRig):
 
 class TestMemoryMirror(MirrorContract):
     @pytest.fixture
-    def rig(self) -> MemoryRig:
-        return MemoryRig()
+    def rig(self) -> MemoryMirrorRig:
+        return MemoryMirrorRig()
 
 
 class TestLocalMirror(MirrorContract):

@@ -9,7 +9,7 @@ import pytest
 from tests.support.api_ward import NODE, QUIET, Clinic, clinic
 from tests.support.waiting import until
 
-from sickbay.faces import answers
+from sickbay.faces import answers, fleet_answers
 from sickbay.model.facts import TokensUsed
 from sickbay.model.protocol import AnyOrder, Command, RunCollect, RunInject
 from sickbay.ports.breakable import Breakage
@@ -139,7 +139,7 @@ def test_an_exclusion_is_made_listed_and_taken_back(calls: Clinic) -> None:
     assert made.status_code == 201, made.text
     shown = calls.viewer.get("/v1/exclusions").json()
     assert shown == [made.json()]
-    msgspec.convert(shown, list[answers.Withheld])
+    msgspec.convert(shown, list[fleet_answers.Withheld])
     ident = made.json()["id"]
     missing = calls.operator.http.delete(f"/v1/exclusions/{ident}0")
     assert (missing.status_code, missing.json()["error"]) == (
@@ -154,7 +154,7 @@ def test_an_exclusion_is_made_listed_and_taken_back(calls: Clinic) -> None:
 def test_all_brakes_of_a_storm_are_reset_together() -> None:
     with clinic("storm", after=900.0) as calls:
         on = calls.viewer.get("/v1/brakes").json()
-        msgspec.convert(on, list[answers.TrippedBrake])
+        msgspec.convert(on, list[fleet_answers.TrippedBrake])
         assert on
         wrong = calls.operator.post("/v1/brakes/reset", {"signature": "xid.1", "reason": "?"})
         assert wrong.status_code == 409
@@ -168,14 +168,14 @@ def test_all_brakes_of_a_storm_are_reset_together() -> None:
 def test_a_check_of_all_idle_nodes_says_whom_it_skips_and_why(calls: Clinic) -> None:
     begun = calls.operator.post("/v1/checks", {"all": True, "level": 2})
     assert begun.status_code == 202, begun.text
-    msgspec.convert(begun.json(), answers.CheckBegun)
+    msgspec.convert(begun.json(), fleet_answers.CheckBegun)
     assert begun.json()["nodes"] == ["sim/train-0005", "sim/train-0006", "sim/train-0007"]
     skipped = {one["node"]: one["because"] for one in begun.json()["skipped"]}
     assert skipped["sim/train-0002"] == "job qwen has it"
     assert skipped["sim/train-0000"].startswith("cordoned by")
     calls.ward.pass_time(1800)
     shown = calls.viewer.get(f"/v1/checks/{begun.json()['check']}").json()
-    msgspec.convert(shown, answers.CheckShown)
+    msgspec.convert(shown, fleet_answers.CheckShown)
     assert shown["over"] is True
     assert [result["verdict"] for result in shown["results"]] == ["pass"] * 3
 

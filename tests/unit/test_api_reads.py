@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from tests.support.api_ward import Clinic, clinic
 
-from sickbay.faces import answers
+from sickbay.faces import answers, fleet_answers
 from sickbay.faces.archive import Archive
 from sickbay.faces.explain import explain, job_answer, node_answer
 from sickbay.faces.turns import Turns
@@ -110,7 +110,7 @@ def test_explain_answers_as_the_command_line_does(calls: Clinic, name: str) -> N
 
 
 def test_the_fleet_is_everything_at_once(calls: Clinic) -> None:
-    fleet = ok(calls, "/v1/fleet", answers.FleetAnswer)
+    fleet = ok(calls, "/v1/fleet", fleet_answers.FleetAnswer)
     assert fleet["nodes"] == ok(calls, "/v1/nodes", list[answers.NodeAnswer])
     assert {job["id"] for job in fleet["jobs"]} == {"llama", "qwen"}  # the short one ended long ago
     assert [one["phase"] for one in fleet["incidents"]] == ["HELD"]
@@ -119,12 +119,12 @@ def test_the_fleet_is_everything_at_once(calls: Clinic) -> None:
 
 
 def test_people_were_told_once_that_a_node_is_held(calls: Clinic) -> None:
-    notices = ok(calls, "/v1/notices", list[answers.Notice])
+    notices = ok(calls, "/v1/notices", list[fleet_answers.Notice])
     assert [(one["event"], one["to"], one["state"]) for one in notices] == [("held", "log", "SEEN")]
 
 
 def test_the_policy_in_force_can_be_read(calls: Clinic) -> None:
-    policy = ok(calls, "/v1/policy", answers.PolicyShown)
+    policy = ok(calls, "/v1/policy", fleet_answers.PolicyShown)
     assert policy["name"] == "default"
     assert policy["digest"] in calls.ward.desk.policies
     assert policy["yaml"].startswith("name: default\n")

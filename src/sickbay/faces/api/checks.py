@@ -1,10 +1,10 @@
 """Checks that a person asks for: begun at once on all idle nodes that are meant, answered node by node."""
 
-from sickbay.faces.answers import CheckBegun, CheckResult, CheckShown, CheckTest, SkippedAnswer
 from sickbay.faces.api import requests
 from sickbay.faces.api.nodes import by_name
 from sickbay.faces.api.refusal import ApiRefusal, missing
 from sickbay.faces.api.route import ApiRequest, Route
+from sickbay.faces.fleet_answers import CheckBegun, CheckResult, CheckShown, CheckTest, SkippedAnswer
 from sickbay.model.checkup import CheckFinding, Checkup, Tested, checkup_id
 from sickbay.model.fleet import pool_word
 from sickbay.model.intent import Intent, Verify

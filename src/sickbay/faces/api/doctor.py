@@ -1,7 +1,7 @@
 """What the doctor finds in a running controller: agents, clusters, clocks, tokens, and what withholds acts."""
 
-from sickbay.faces.answers import FindingShown
 from sickbay.faces.api.route import ApiRequest, Route
+from sickbay.faces.fleet_answers import FindingShown
 from sickbay.hosts.doctor_fleet import fleet_findings
 from sickbay.model.fleet import Role
 

@@ -3,7 +3,6 @@
 from datetime import timedelta
 from itertools import islice
 
-from sickbay.faces.answers import Audited, FleetAnswer, PolicyShown
 from sickbay.faces.api import requests
 from sickbay.faces.api.examples import FLEET
 from sickbay.faces.api.incidents import failed_intake
@@ -11,6 +10,7 @@ from sickbay.faces.api.route import ApiRequest, Route
 from sickbay.faces.api.safety import tripped, withheld_answer, withheld_now
 from sickbay.faces.archive import iso
 from sickbay.faces.explain import incident_answer, job_answer, node_answer
+from sickbay.faces.fleet_answers import Audited, FleetAnswer, PolicyShown
 from sickbay.faces.turns import Turns
 from sickbay.model.incident import Incident, IncidentKind
 from sickbay.model.job import Job

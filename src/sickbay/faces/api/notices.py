@@ -1,10 +1,10 @@
 """Notices: what people were told, through which channel, what came of it; and a test of channels."""
 
-from sickbay.faces.answers import Notice, NoticeOutcome
 from sickbay.faces.api import requests
 from sickbay.faces.api.refusal import ApiRefusal
 from sickbay.faces.api.route import ApiRequest, Route
 from sickbay.faces.archive import iso
+from sickbay.faces.fleet_answers import Notice, NoticeOutcome
 from sickbay.knowledge.yaml_places import unknown
 from sickbay.model.intent import Intent, IntentState, Notify
 

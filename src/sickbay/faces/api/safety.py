@@ -6,12 +6,12 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
 from sickbay.brain.orders import NODE_VERBS
-from sickbay.faces.answers import TrippedBrake, Withheld
 from sickbay.faces.api import requests
 from sickbay.faces.api.examples import BRAKE, WITHHELD
 from sickbay.faces.api.refusal import ApiRefusal, missing
 from sickbay.faces.api.route import ApiRequest, Route
 from sickbay.faces.archive import Archive, iso
+from sickbay.faces.fleet_answers import TrippedBrake, Withheld
 from sickbay.faces.ways_out import quiet_at
 from sickbay.knowledge.load import load_tables
 from sickbay.model.fault import WISH

@@ -2,12 +2,12 @@
 
 from datetime import timedelta
 
-from sickbay.faces.answers import TokenGone, TokenMade, TokenShown
 from sickbay.faces.api import requests
 from sickbay.faces.api.nodes import by_name
 from sickbay.faces.api.refusal import ApiRefusal
 from sickbay.faces.api.route import ApiRequest, Route
 from sickbay.faces.archive import iso, unknown_name
+from sickbay.faces.fleet_answers import TokenGone, TokenMade, TokenShown
 from sickbay.model.fleet import NodeId, Role, Token
 
 FORGET_AFTER = timedelta(days=30)  # an expired token is shown so long, so that people see why theirs opens nothing

@@ -421,7 +421,7 @@ def test_late_news_of_an_attempt_that_is_over_says_nothing_of_the_next() -> None
     hall.until(lambda: (hall.job(job).attempt, hall.job(job).state) == (2, JobState.RUNNING), HOUR)
     node = min(hall.job(job).claim)
     tells_end(hall, job, node, 1, tail=OOM)
-    late = (
+    late: tuple[Hung | RankWaits, ...] = (
         Hung(job=job, attempt=1, because="no step", node=node),
         RankWaits(job=job, attempt=1, seconds=600.0, node=node),
     )

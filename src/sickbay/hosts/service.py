@@ -17,6 +17,7 @@ from typing import Protocol
 from starlette.applications import Starlette
 
 from sickbay.adapters.executors.threads import ThreadExecutor
+from sickbay.adapters.machines.channels import SentThrough
 from sickbay.brain.joining import token_name
 from sickbay.hosts.backend import Backend
 from sickbay.hosts.changes import Changes
@@ -127,6 +128,7 @@ class Service:
             notifiers=notifiers_of(config.notifiers.notifiers, config.notifiers.links),
             traits=config.notifiers.traits,
             machines=machines_of(config.machines, MachineGround(self._store, mail.ring)),
+            sent=SentThrough(),
         )
 
     @property

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.memory_mirror import MemoryMirror
 
 from sickbay.clusters.local.mirror import LocalMirror
 from sickbay.model.errors import Rejected, Transient
 from sickbay.model.fleet import JobId, NodeId
 from sickbay.ports.mirror import Mirror
-from sickbay.sim.mirror import MemoryMirror
 from sickbay.testing.mirror_contract import MirrorContract, ill, runs, well
 
 

@@ -378,7 +378,7 @@ def test_a_first_token_that_is_damaged_on_disk_is_made_anew_and_one_that_is_good
 ) -> None:
     file = tmp_path / "operator.token"
     file.write_bytes(b"\xff\xfe")
-    made = agree_on(calls.ward.desk, "first", "admin", file, by="sickbay controller")
+    made = agree_on(calls.ward.desk, "first", Role.ADMIN, file, by="sickbay controller")
     assert file.read_text() == made
     until(lambda: calls.ward.desk.who(made))
-    assert agree_on(calls.ward.desk, "first", "admin", file, by="sickbay controller") == made
+    assert agree_on(calls.ward.desk, "first", Role.ADMIN, file, by="sickbay controller") == made

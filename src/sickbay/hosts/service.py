@@ -187,7 +187,7 @@ class Service:
     def _wake_known(self, own: OwnNodes) -> tuple[NodeId, ...]:
         """Only where every agent can be believed at once: a token is known when the engine has learned of it."""
         tokens = own.agents().values()
-        if not all(file.exists() and self.backend.who(file.read_text().strip()) for file in tokens):
+        if not all(file.exists() and self.backend.who(file.read_text(errors="replace").strip()) for file in tokens):
             return ()
         started = own.power_on()
         until = time.monotonic() + COME_UP

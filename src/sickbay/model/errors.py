@@ -96,6 +96,14 @@ class UnusableStore(StoreError):  # noqa: N818 - a state, not a mistake
     """The store cannot be used until a person does something; the message says what."""
 
 
+class OlderStore(UnusableStore):
+    """Who only reads cannot: it is empty, or of an older version that this one's controller brings up to date."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"{name} is empty or of an older Sickbay: start this one's controller on it once")
+        self.name = name
+
+
 class IllegalMove(SickbayError):  # noqa: N818 - the design's word
     """TRANSITIONS has no such step."""
 

@@ -7,14 +7,13 @@ store that is configured is only read.
 import os
 import shutil
 import ssl
-import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent import futures
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TypeVar
 
+from sickbay.agent.deadline import BoundedCalls
 from sickbay.agent.doctor import nearest, private_directory
 from sickbay.hosts.config import ClusterConfig, ControllerConfig
 from sickbay.hosts.config_file import read_config, read_policy
@@ -134,7 +133,7 @@ def _store(config: ControllerConfig) -> Iterator[Finding]:
     try:
         password = read_secret(config.store_password_file) if config.store_password_file else ""
         in_time(lambda: open_store(config.store_url, readonly=True, password=password).close())
-    except futures.TimeoutError:
+    except TimeoutError:
         place = config.store or config.store_url
         yield missing("store", f"{place} does not answer within {ANSWERS_WITHIN:g} s", "see that it can be reached")
         return
@@ -205,7 +204,7 @@ def _readable(subject: str, wired: WiredCluster) -> Iterator[Finding]:
         return
     try:
         snapshot = in_time(wired.cluster.snapshot)
-    except futures.TimeoutError:
+    except TimeoutError:
         yield missing(subject, f"does not answer within {ANSWERS_WITHIN:g} s", "see that it can be reached from here")
     except (EffectError, BadInput, OSError) as error:
         yield missing(subject, f"cannot be read: {error}", "see that it can be reached, with these settings, from here")
@@ -216,26 +215,15 @@ def _readable(subject: str, wired: WiredCluster) -> Iterator[Finding]:
 
 
 def in_time(call: Callable[[], Answer]) -> Answer:
-    """Raises TimeoutError, and what the call raises; what hangs is left behind. A pool's thread would be waited for
-    when the interpreter ends.
-    """
-    answer: futures.Future[Answer] = futures.Future()
-
-    def ask() -> None:
-        try:
-            answer.set_result(call())
-        except BaseException as error:  # noqa: BLE001 - whoever waits raises it
-            answer.set_exception(error)
-
-    threading.Thread(target=ask, name="doctor", daemon=True).start()
-    return answer.result(ANSWERS_WITHIN)
+    """Raises TimeoutError, and what the call raises; what hangs is left behind."""
+    return BoundedCalls("those that were asked", ANSWERS_WITHIN).call(call)
 
 
 def _own_findings(subject: str, wired: WiredCluster) -> Iterable[Finding]:
     """What its own kind says. A mistake of another package's is one line, too."""
     try:
         return in_time(lambda: list(wired.findings()))
-    except futures.TimeoutError:
+    except TimeoutError:
         said = f"does not say within {ANSWERS_WITHIN:g} s what is missing there"
     except Exception as error:  # noqa: BLE001 - the edge: the other clusters are looked at all the same
         said = f"cannot say what is missing there: {error}"

@@ -17,6 +17,7 @@ SickbayError
 │   │   ├── Unstorable     a value could not be read back (NaN): refused before anything is written
 │   │   └── UnreadableRow  a row that is there cannot be decoded
 │   └── UnusableStore      corrupt, of a newer version, locked by another process, disk full: one line for a human
+│       └── OlderStore     empty or of an older version, for whoever only reads
 ├── IllegalMove            a life took a step that TRANSITIONS does not have
 └── BadInput               what a person wrote cannot be used: one line that says what to write instead
     ├── NoSuchFile         a file or a shipped name is not there: wrong is the place that names it

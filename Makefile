@@ -39,13 +39,19 @@ up: $(READY)  ## a real local cluster: a job, a fault, the cure; then it goes on
 demo: $(READY)  ## the same without staying; exit 0 only if all healed
 	@$(BIN)/sickbay demo
 
-test: $(TOOLS)  ## all tests
+# The first time each worker would compile all tests by itself; so two processes do it for them, half of them each.
+COMPILED := tests/unit/__pycache__
+$(COMPILED): | $(TOOLS)
+	@$(BIN)/pytest --collect-only -qq tests/unit >/dev/null & \
+	$(BIN)/pytest --collect-only -qq $(filter-out tests/unit/ tests/gpu/ tests/fixtures/ tests/support/,$(wildcard tests/*/)) >/dev/null; wait
+
+test: $(TOOLS) $(COMPILED)  ## all tests
 	@$(BIN)/pytest -n $(WORKERS) --dist worksteal -q
 
-test-fast: $(TOOLS)  ## the fast tier, under 60 seconds on two idle cores
+test-fast: $(TOOLS) $(COMPILED)  ## the fast tier, under 60 seconds on two idle cores
 	@$(BIN)/pytest -n $(FAST_WORKERS) --dist worksteal -q -m "not slow"
 
-test-thorough: $(TOOLS)  ## all tests, and the deaths at every single point (some minutes more)
+test-thorough: $(TOOLS) $(COMPILED)  ## all tests, and the deaths at every single point (some minutes more)
 	@SICKBAY_THOROUGH=1 $(BIN)/pytest -n $(WORKERS) --dist worksteal -q
 
 mutate: $(TOOLS)  ## would a test notice? changes decisions one by one: make mutate ARGS='brain/admit.py'

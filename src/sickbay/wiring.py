@@ -32,6 +32,7 @@ from sickbay.ports.own_nodes import OwnNodes
 from sickbay.ports.store import Store
 
 if TYPE_CHECKING:
+    from sickbay.adapters.machines.channels import SentThrough
     from sickbay.adapters.notifiers.message import NoticeLinks
     from sickbay.adapters.notifiers.settings import NotifierSettings
 
@@ -85,6 +86,7 @@ class FleetGround(NamedTuple):
     notifiers: Mapping[str, Notifier] | None = None  # None: the log alone
     traits: Mapping[str, ChannelTraits] = {}  # what each notifier may take
     machines: Mapping[str, Machines] = {}  # channels that every cluster may name
+    sent: "SentThrough | None" = None  # what another policy must not send through another channel
 
 
 class FleetCluster(NamedTuple):
@@ -335,7 +337,9 @@ def _machines(each: FleetCluster, ground: FleetGround) -> dict[str, Machines]:
     _refuse_missing(each.wired.cluster.id, named, channels, ground.policy)
     return {
         glob: Channels(
-            {name: channels[name] for name in names}, {what: one for what, one in chosen.items() if one in names}
+            {name: channels[name] for name in names},
+            {what: one for what, one in chosen.items() if one in names},
+            ground.sent,
         )
         for glob, names in {**named, "*": named.get("*", ())}.items()
     }

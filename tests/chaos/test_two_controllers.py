@@ -16,13 +16,13 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 
 
-class Asked(NamedTuple):
+class RepairAsked(NamedTuple):
     pid: int
     what: str
     key: str
 
 
-class Pair:
+class ControllerPair:
     """Both work on the same store and the same nodes; `leads` began first, `other` has the agents."""
 
     def __init__(self, root: Path, url: str) -> None:
@@ -38,9 +38,9 @@ class Pair:
             root / "two", config.format(url=url, settings=settings, powers="true"), nodes=2, path=path
         )
 
-    def asked(self) -> list[Asked]:
+    def asked(self) -> list[RepairAsked]:
         lines = [line.split() for line in (self.room / "asked").read_text().splitlines()]
-        return [Asked(int(pid), what, key) for pid, what, key in lines]
+        return [RepairAsked(int(pid), what, key) for pid, what, key in lines]
 
     def up(self) -> None:
         self.leads.up()
@@ -57,8 +57,8 @@ class Pair:
 
 
 @pytest.fixture
-def pair(tmp_path: Path, postgres_url: str) -> Iterator[Pair]:
-    made = Pair(tmp_path, postgres_url)
+def pair(tmp_path: Path, postgres_url: str) -> Iterator[ControllerPair]:
+    made = ControllerPair(tmp_path, postgres_url)
     try:
         made.up()
         yield made
@@ -66,7 +66,7 @@ def pair(tmp_path: Path, postgres_url: str) -> Iterator[Pair]:
         made.down()
 
 
-def test_the_leader_is_killed_amid_a_repair_and_the_other_ends_it(pair: Pair) -> None:
+def test_the_leader_is_killed_amid_a_repair_and_the_other_ends_it(pair: ControllerPair) -> None:
     first, second = pair.leads, pair.other
     assert not second.get("/healthz")["leads"]
     assert "the store has an administrator already; --new-token makes another" in second.said()

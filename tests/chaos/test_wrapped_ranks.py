@@ -315,6 +315,11 @@ def test_slurm_says_job_attempt_rank_and_where_torchrun_meets(host: Host) -> Non
     assert said["SICKBAY_HEARTBEAT"] == str(host.run_dir("train-812.3.1") / "heartbeat.json")
     assert (said["PET_NNODES"], said["PET_NODE_RANK"], said["PET_MASTER_ADDR"]) == ("2", "1", "gpu007")
     assert (said["PET_RDZV_ID"], "join_timeout=1800" in said["PET_RDZV_CONF"]) == ("my own", True)
+    torchrun = host.base / "torchrun"
+    torchrun.write_text("#!/bin/sh\nenv | cut -d= -f1\n")
+    torchrun.chmod(0o755)
+    code, out, _ = host.ends(str(torchrun), "--standalone", "train.py", options=("--attempt", "4"), env=slurm)
+    assert (code, "PET_RDZV_CONF" in out, "PET_NNODES" in out, "PET_MASTER" in out) == (0, True, False, False)
 
 
 def test_a_rank_in_a_pid_namespace_of_its_own_is_found_by_whoever_looks_from_outside(host: Host) -> None:

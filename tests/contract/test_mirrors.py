@@ -6,16 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.memory_mirror import MemoryMirror
 
 from sickbay.clusters.local.mirror import LocalMirror
 from sickbay.model.errors import Rejected, Transient
 from sickbay.model.fleet import JobId, NodeId
 from sickbay.ports.mirror import Mirror
-from sickbay.sim.mirror import MemoryMirror
 from sickbay.testing.mirror_contract import MirrorContract, ill, runs, well
 
 
-class MemoryRig:
+class MemoryMirrorRig:
     def __init__(self) -> None:
         self._one = MemoryMirror()
 
@@ -44,7 +44,7 @@ class MemoryRig:
         self._one.trouble = down
 
 
-class LocalMirrorRig(MemoryRig):
+class LocalMirrorRig(MemoryMirrorRig):
     def __init__(self, root: Path) -> None:
         self._root = root
 
@@ -81,8 +81,8 @@ class LocalMirrorRig(MemoryRig):
 
 class TestMemoryMirror(MirrorContract):
     @pytest.fixture
-    def rig(self) -> MemoryRig:
-        return MemoryRig()
+    def rig(self) -> MemoryMirrorRig:
+        return MemoryMirrorRig()
 
 
 class TestLocalMirror(MirrorContract):

@@ -21,6 +21,8 @@ from sickbay.adapters.notifiers.webhook import WebhookNotifier, WebhookSettings
 from sickbay.ports.notifier import Notifier
 from sickbay.testing.notifier_contract import FarMood, NotifierContract
 
+pytestmark = pytest.mark.slow
+
 SECRET, TOKEN = "hmac-secret-5f1c", "bearer-token-9a77"
 SOON = timedelta(seconds=0.5)
 LINKS = NoticeLinks()

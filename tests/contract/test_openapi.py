@@ -16,6 +16,8 @@ from sickbay.faces.api.openapi import document, operation_id
 from sickbay.faces.api.route import Route
 from sickbay.faces.api.routes import ROUTES
 
+pytestmark = pytest.mark.slow
+
 
 def named(route: Route) -> str:
     return f"{route.method} {route.path}"

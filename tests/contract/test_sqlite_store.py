@@ -63,6 +63,7 @@ def one_line(caught: pytest.ExceptionInfo[UnusableStore]) -> str:
     return message
 
 
+@pytest.mark.slow
 def test_everything_acknowledged_is_there_after_kill_9(url: str) -> None:
     with child(COMMITS_FOR_EVER, url) as process:
         assert process.stdout is not None
@@ -81,6 +82,7 @@ def test_everything_acknowledged_is_there_after_kill_9(url: str) -> None:
     store.close()
 
 
+@pytest.mark.slow
 def test_a_second_process_is_refused_in_one_line_that_names_the_first(url: str) -> None:
     with child(HOLDS_THE_FILE, url) as process:
         assert process.stdout is not None

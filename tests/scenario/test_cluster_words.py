@@ -8,7 +8,7 @@ from tests.support.wards import HOUR, MINUTE, OpenWard, Ward, cluster_without, p
 
 from sickbay.faces.explain import explain
 from sickbay.model.checkup import Verdict
-from sickbay.model.facts import Checked, Fact, Observed, Ordered, RankEnded, RankWaits, Wrote
+from sickbay.model.facts import Checked, Fact, Hung, Observed, Ordered, RankEnded, RankWaits, Wrote
 from sickbay.model.fleet import Capability, Incarnation, JobId, NodeId
 from sickbay.model.incident import Phase
 from sickbay.model.intent import Drain, Intent
@@ -411,6 +411,34 @@ def test_an_agent_says_nothing_of_ranks_on_other_nodes_and_its_word_ends_no_job(
     hall.until(lambda: hall.job(job).heard is not None, MINUTE)
     hall.run(MINUTE)
     assert (hall.job(job).state, list(hall.job(job).heard.exit_codes)) == (JobState.RUNNING, [nodes[0]])
+
+
+def test_late_news_of_an_attempt_that_is_over_says_nothing_of_the_next() -> None:
+    hall = Ward(nodes=3)
+    job = hall.training(steps=10**5, nodes=2)
+    hall.starts(job)
+    hall.world.crash(job, tail="what the cluster read")
+    hall.until(lambda: (hall.job(job).attempt, hall.job(job).state) == (2, JobState.RUNNING), HOUR)
+    node = min(hall.job(job).claim)
+    tells_end(hall, job, node, 1, tail=OOM)
+    late: tuple[Hung | RankWaits, ...] = (
+        Hung(job=job, attempt=1, because="no step", node=node),
+        RankWaits(job=job, attempt=1, seconds=600.0, node=node),
+    )
+    for number, news in enumerate(late):
+        hall.world.agents.say(hall.world.seat(node), news, f"late/{number}")
+    hall.run(MINUTE)
+    after = hall.job(job)
+    assert (after.attempt, after.state, after.heard, after.calls, after.waits) == (2, JobState.RUNNING, None, (), None)
+
+
+def test_how_a_hung_jobs_ranks_end_when_it_is_stopped_is_no_cause_of_its_end() -> None:
+    hall, job, (here, _) = without_words(steps=10**5)
+    hall.world.agents.say(hall.world.seat(here), Hung(job=job, attempt=1, because="no step", node=here), "hung")
+    hall.job_reaches(job, JobState.DIAGNOSING)
+    tells_end(hall, job, here, 1, tail=OOM)
+    hall.until(lambda: (hall.job(job).attempt, hall.job(job).state) == (2, JobState.RUNNING), HOUR)
+    assert "hung: no step" in hall.job(job).diagnosis
 
 
 def test_a_launcher_that_waits_too_short_is_a_line_of_explain() -> None:

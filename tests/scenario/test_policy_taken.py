@@ -3,11 +3,14 @@
 import dataclasses
 from datetime import timedelta
 
+import pytest
 from msgspec.structs import replace
 from tests.support.wards import OpenWard, Ward
 
+from sickbay.engine.lead import Engine, Setup
 from sickbay.engine.view import PoolAbilities
 from sickbay.model.clock import Deadline
+from sickbay.model.errors import BadInput
 from sickbay.model.fault import Remedy
 from sickbay.model.fleet import Capability, InForce, NodeId
 from sickbay.model.incident import Phase
@@ -15,6 +18,7 @@ from sickbay.model.intent import Intent
 from sickbay.model.policy import Policy
 from sickbay.model.rows import IN_FORCE
 from sickbay.policy.load import digest, load_policy
+from sickbay.sim.host import InlineExecutor
 
 
 def take(w: Ward, policy: Policy) -> None:
@@ -70,3 +74,12 @@ def test_a_rung_that_a_nodes_own_pool_cannot_do_is_skipped(ward: OpenWard) -> No
     w.rests()
     assert w.rungs(sick) == ["replace"]
     assert w.sent("reboot") == []
+
+
+def test_a_policy_under_which_nothing_could_be_sent_is_not_taken(ward: OpenWard) -> None:
+    sim = ward().sim
+    engine = Engine(sim.store, sim.hands, sim.rules, InlineExecutor(), sim.clock, Setup(holder="x", lease_ttl=30.0))
+    policy = load_policy("default")
+    slow = replace(policy, pace=replace(policy.pace, call_timeout=timedelta(seconds=31)))
+    with pytest.raises(BadInput, match=r"a lease of 30 s does not outlast pace\.call_timeout \(31 s\)"):
+        engine.take(sim.hands, dataclasses.replace(sim.rules, policy=slow, policy_digest=digest(slow)))

@@ -10,8 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
-import psutil
-from tests.support.up_rig import QUICK, Sickbay
+from tests.support.up_rig import QUICK, Sickbay, running_rig
 
 
 class Controlled(Sickbay):
@@ -93,12 +92,4 @@ class Controlled(Sickbay):
 @contextmanager
 def controlled(root: Path, config: str, *, nodes: int) -> Iterator[Controlled]:
     """Up and ready; afterwards down, and nothing may be left."""
-    rig = Controlled(root, config, nodes=nodes)
-    try:
-        rig.up()
-        rig.ready()
-        yield rig
-    finally:
-        rig.down()
-    left = [p for p in rig.processes() if p.status() != psutil.STATUS_ZOMBIE]
-    assert not left, f"left behind: {[' '.join(p.cmdline()) for p in left]}"
+    yield from running_rig(Controlled(root, config, nodes=nodes))

@@ -50,7 +50,7 @@ AGENT = 'if [ -e "$0/agents" ]; then exec "$1" -m sickbay.clusters.local.node "$
 RANK = 'printf %s "$1"; told="$2/$SICKBAY_JOB_ID.$RANK"; mkfifo "$told"; read code < "$told"; exit "$code"'
 
 
-class Wire:
+class LocalWire:
     """The connection to an adapter: what its mutations do is counted, and can be cut."""
 
     def __init__(self, adapter: object, far: FileCalls) -> None:
@@ -146,8 +146,8 @@ class LocalRig(ClusterRig):
 
     def rewire(self, cluster: object = None, machines: object = None) -> None:
         """Puts other adapters in, or our own again."""
-        self.cluster: Any = Wire(cluster or self.bare, self.far_calls)
-        self.machines: Any = Wire(machines or self.power, self.far_calls)
+        self.cluster: Any = LocalWire(cluster or self.bare, self.far_calls)
+        self.machines: Any = LocalWire(machines or self.power, self.far_calls)
 
     @property
     def facts(self) -> Sequence[Fact]:

@@ -135,6 +135,7 @@ def test_time_in_which_we_did_not_run_is_no_silence(rig: Rig) -> None:
     assert not rig.acts
 
 
+@pytest.mark.slow
 def test_what_cannot_be_written_down_is_not_done(rig: Rig) -> None:
     (rig.state / "fence.json").mkdir()
     rig.silent_for(2000)

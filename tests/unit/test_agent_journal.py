@@ -226,6 +226,7 @@ print(len(found.lines), found.lines[-1].text[:11], grown, sep=" | ")
 """
 
 
+@pytest.mark.slow
 def test_a_boot_that_said_very_much_is_read_in_little_memory(tmp_path: Path) -> None:
     """The interesting lines alone are many; of them the newest are kept."""
     entry = {"__CURSOR": "s=1;i=1", "__REALTIME_TIMESTAMP": "1", "__MONOTONIC_TIMESTAMP": "1", "_BOOT_ID": "b1",

@@ -262,6 +262,7 @@ def test_800_000_copies_of_29_messages_are_29_observations_with_counts() -> None
     assert sum(counts([*told, *rest])) == 80_000
 
 
+@pytest.mark.slow
 def test_its_memory_is_bounded() -> None:
     sums = Deduplicator()
     for n in range(20_000):

@@ -433,6 +433,18 @@ def test_another_users_rank_of_an_attempt_is_not_believed(room: Room) -> None:
     assert room.hangs(100.0) == []
 
 
+@pytest.mark.parametrize(("own", "forged"), [(0, 1), (1, 0)])
+def test_whose_an_attempt_is_stays_so_when_the_agent_is_started_anew(room: Room, own: int, forged: int) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a directory away")
+    room.ranks(rank(own))
+    room.ranks(rank(own), rank(forged))
+    for path in (room.run(forged), *room.run(forged).iterdir()):
+        os.chown(path, 65534, 65534)
+    room.look(1.0)
+    assert list(room.watch._watched) == [(JOB, 1, own)]
+
+
 @pytest.mark.parametrize(
     "body",
     [b"{", b"[]", b'{"job": "j", "attempt": 1, "rank": 9}', b'{"job": "", "attempt": 1, "rank": 0}',

@@ -22,6 +22,8 @@ from sickbay.agent.limits import Nonsense, read_reply
 from sickbay.agent.reporter import A_SECOND, AT_ONCE, STUCK_AFTER
 from sickbay.model.protocol import RunLook
 
+pytestmark = pytest.mark.slow
+
 BACK_WITHIN = 6.0  # seconds: the longest pause between two tries, and the try
 COMMAND = {
     "id": "k/c/n1", "node": "c/n1", "order": {"order": "look", "look": "k"}, "posted_at": "2026-01-01T00:00:00Z",

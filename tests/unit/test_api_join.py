@@ -75,6 +75,7 @@ def test_of_an_answer_that_was_lost_no_token_lives_on(calls: Clinic) -> None:
     assert report(calls, second, "lost", "i-new").status_code == 200
 
 
+@pytest.mark.slow
 def test_of_machines_that_ask_at_once_one_gets_the_name(calls: Clinic) -> None:
     """All of them before the engine has learned of any."""
     answers: dict[str, httpx.Response] = {}
@@ -277,6 +278,7 @@ def test_only_the_hash_of_what_was_given_is_kept(calls: Clinic) -> None:
     assert [token in repr(row) for row in held] == [False]
 
 
+@pytest.mark.slow
 def test_a_fleet_with_a_wrong_join_token_is_looked_up_rarely_and_shuts_nobody_out(
     calls: Clinic, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -179,6 +179,7 @@ def test_head_is_answered_like_get_without_the_body(calls: Clinic) -> None:
     assert (response.status_code, response.content) == (200, b"")
 
 
+@pytest.mark.slow
 def test_a_list_of_many_nodes_and_jobs_reads_each_row_once() -> None:
     from tests.support.api_ward import counted
 

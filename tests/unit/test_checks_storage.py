@@ -66,6 +66,7 @@ def test_it_is_written_as_whom_it_belongs_to() -> None:
     assert "not proven" in unproven.because
 
 
+@pytest.mark.slow
 def test_one_that_hangs_is_found_within_its_time_and_keeps_no_other_waiting(tmp_path: Path) -> None:
     """A pipe in its place hangs whoever opens it, as a server that is down does."""
     os.mkfifo(tmp_path / "pipe")

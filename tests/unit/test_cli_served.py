@@ -138,6 +138,7 @@ def test_a_token_that_was_made_works_until_it_is_revoked(monkeypatch: pytest.Mon
     assert sickbay("jobs").exit_code == 2
 
 
+@pytest.mark.slow
 def test_a_job_is_submitted_stopped_and_its_output_read(ward: Clinic) -> None:
     made = json.loads(done("submit", "--name", "mine", "--nodes", "1", "--precheck", "none", "--json", "--", "true"))
     assert made["name"] == "mine"

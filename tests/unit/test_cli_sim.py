@@ -59,6 +59,7 @@ def test_a_fleet_is_as_large_and_as_long_as_asked() -> None:
     assert {job["id"] for job in told["jobs"]} == {"large", "middle", "small"}
 
 
+@pytest.mark.slow
 def test_a_broken_invariant_is_one_line_with_the_command_that_repeats_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(self: Invariants) -> None:
         del self

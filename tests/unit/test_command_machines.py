@@ -4,16 +4,19 @@ import threading
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 from tests.support.waiting import until
 
-from sickbay.adapters.machines.channels import Channels
+from sickbay.adapters.machines.channels import Channels, SentThrough
 from sickbay.adapters.machines.command import CommandMachines, CommandMachineSettings
-from sickbay.adapters.machines.pools import PooledMachines
-from sickbay.model.errors import EffectError, Rejected, Transient, Unknown
+from sickbay.adapters.machines.pools import PooledMachines, holder_in, pool_in
+from sickbay.model.errors import EffectError, Rejected, StoreUnavailable, Transient, Unknown
+from sickbay.model.fault import Remedy
 from sickbay.model.fleet import Capability, Incarnation, NodeId
+from sickbay.model.rows import Rows
 
 NODE = NodeId("train/gpu-7")
 HERE = Incarnation(instance_id="i-1", boot_id="b-1")
@@ -162,6 +165,31 @@ def test_only_a_command_that_is_given_the_key_promises_one_effect(yard: Yard) ->
         machines.reset(NODE, (0,), key="k", expect=HERE)
 
 
+def test_an_act_in_doubt_stays_with_its_channel_whatever_the_policy_says_by_now(yard: Yard) -> None:
+    bmc = yard.machines(reboot=(yard.program("bmc", "echo bmc >> {log}; exit $(cat {log}.code)"), "{key}"))
+    other = yard.machines(reboot=(yard.program("other", "echo other >> {log}"), "{key}"))
+    sent = SentThrough()
+    before = Channels({"bmc": bmc, "other": other}, sent=sent)
+    after = Channels({"bmc": bmc, "other": other}, {Remedy.REBOOT: "other"}, sent)
+    code = yard.root / "log.code"
+
+    def reboots(channels: Channels, key: str, code_of_bmc: int) -> None:
+        code.write_text(str(code_of_bmc))
+        channels.reboot(NODE, key=key, expect=HERE)
+
+    with pytest.raises(Unknown):
+        reboots(before, "doubt", 74)
+    with pytest.raises(Transient):
+        reboots(after, "doubt", 75)  # of this call alone it is known that it did nothing
+    reboots(after, "doubt", 0)
+    assert yard.calls == ["bmc"] * 3
+    with pytest.raises(Transient):
+        reboots(before, "not-now", 75)
+    reboots(after, "not-now", 0)
+    reboots(after, "new", 0)
+    assert yard.calls == ["bmc"] * 4 + ["other"] * 2
+
+
 class Power:
     """A machine's power as a file: `off` switches it off after so many looks."""
 
@@ -216,6 +244,11 @@ def test_a_late_fence_never_hits_the_next_holder(yard: Yard) -> None:
     with pytest.raises(Rejected, match="held by another machine"):
         power.fence()
     assert yard.calls == []
+    mixed = yard.machines(
+        fence=(yard.program("off", DONE), "{instance_id}"), fenced=(yard.program("is", "true"), "{name}")
+    )
+    with pytest.raises(Rejected, match="held by another machine"):  # it would be told of the next holder
+        mixed.fence(NODE, key="f1", expect=HERE)
     by_instance = yard.machines(fence=(yard.program("off-id", DONE), "{instance_id}"))
     assert by_instance.fence(NODE, key="f1", expect=HERE).done
     assert yard.calls == ["i-1"]
@@ -232,3 +265,14 @@ def test_each_pool_has_its_own_channels(yard: Yard) -> None:
     assert yard.calls == ["gpu-7"]
     with pytest.raises(Rejected, match=r"nothing repairs the nodes of pool other/p: add it, or '\*', to 'machines'"):
         PooledMachines({"h200": Channels({})}, lambda _: "other/p").reboot(NODE, key="k", expect=HERE)
+
+
+def test_who_holds_a_seat_is_not_guessed_where_the_store_cannot_be_read() -> None:
+    class Away:
+        def load(self, _: object) -> Rows:
+            raise StoreUnavailable("the store is away")
+
+    away: Any = Away()
+    for read in (holder_in(away), pool_in(away)):
+        with pytest.raises(Transient, match="the store is away"):
+            read(NODE)

@@ -89,6 +89,7 @@ def test_channels_are_for_all_pools_or_for_each(place: Path) -> None:
         ("clusters:\n  a: {}\n", "c.yaml:2:6: clusters.a: 'kind' is missing: write one of local"),
         ("clusters:\n  a: {kind: slrum}\n", "c.yaml:2:13: clusters.a.kind: unknown kind 'slrum':"),
         ("clusters:\n  a/b: {kind: local}\n", "c.yaml:2:3: clusters: 'a/b' is no name"),
+        (LOCAL + LOCAL, "c.yaml:3:1: 'clusters' is given twice (first on line 1): keep one of them"),
         (LOCAL + "  a: {kind: local}\n", "c.yaml:3:3: clusters: 'a' is given twice (first on line 2)"),
         ("clusters:\n  a: {kind: local, frist: check}\n", "2:20: clusters.a: unknown key 'frist': did you mean"),
         ("clusters:\n  a: {kind: local, first: chek}\n", "2:27: clusters.a.first: unknown value 'chek': did you"),

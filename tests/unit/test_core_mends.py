@@ -533,6 +533,21 @@ def test_a_start_says_how_far_the_job_has_been(step: int | None, told: str | Non
     assert started[0].env["A"] == "b"
 
 
+def test_what_its_cluster_cannot_start_is_refused_for_good_before_it_is_asked_to() -> None:
+    class Cluster:
+        def wrong(self, _spec: JobSpec) -> str:
+            return "image: it runs none"
+
+    site: Any = SimpleNamespace(cluster=Cluster())
+    job = Job(id=JobId("llama"), spec=JobSpec(name="llama", cluster="sim", pool="train"), submitted_at=NOW)
+    start = Intent(
+        key="k", owner="job:llama", cluster="sim", pool="sim/train", act=StartJob(job=job.id, attempt=1, nodes={}),
+        because="so", planned_at=NOW, clock="sim", call_timeout=10.0, patience=60.0,
+    )  # fmt: skip
+    outcome = Effects(sites={"sim": site}, notifiers={}).perform(start, job, {})
+    assert (outcome.result, outcome.text, outcome.hopeless) == ("rejected", "image: it runs none", True)
+
+
 def test_an_attempt_whose_rank_ended_before_all_were_seen_has_begun_before_it_ended() -> None:
     ended = NOW + timedelta(milliseconds=-3)
     job = Job(

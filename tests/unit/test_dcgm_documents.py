@@ -269,6 +269,7 @@ PIECES = st.sampled_from(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(150), deadline=None)
 @given(st.lists(st.one_of(PIECES, st.text(max_size=120), PIECES.map(lambda line: line[: len(line) // 2])), max_size=40))
 def test_no_lines_make_a_reader_fail(lines: list[str]) -> None:

@@ -159,6 +159,15 @@ def test_a_running_controller_names_who_leads_what_is_read_and_what_is_heard(cal
     assert of(found, "agents of sim")[0][0] in {"ok", "missing"}
 
 
+def test_a_cluster_that_the_file_does_not_name_any_more_is_missed(
+    calls: Clinic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls.ward.desk, "clusters", {})
+    (line,) = of(found_by(calls), "cluster sim")
+    assert line[0] == "missing"
+    assert line[1].startswith("is not in the controller's file: nobody looks after its ")
+
+
 def test_agents_whose_clock_or_protocol_differs_are_named_until_they_agree(calls: Clinic) -> None:
     now = calls.ward.sim.clock.wall()
     body: dict[str, Any] = {

@@ -407,6 +407,7 @@ STEPS = [
 ]
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(150), deadline=None)
 @given(steps=st.lists(st.tuples(st.sampled_from(STEPS), st.integers(1, 9)), max_size=40), copies=st.booleans())
 def test_whatever_is_done_in_whatever_order_faults_are_counted_and_hearsay_is_told(

@@ -239,6 +239,7 @@ class TestRetention:
         left = [each.attempt for each in attempts.all()]
         assert left == [99, *range(30, 80)]
 
+    @pytest.mark.slow
     def test_outputs_and_kernel_logs_do_not_grow_without_bound(self, tmp_path: Path) -> None:
         room = Rack(tmp_path)
         room.create("local", 1, 1, "train")

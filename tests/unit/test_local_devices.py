@@ -182,6 +182,7 @@ def test_changes_from_many_threads_at_once_are_all_kept(hardware: Hardware) -> N
     assert len(hardware.defects()) == 40
 
 
+@pytest.mark.slow
 def test_changes_from_many_processes_at_once_are_all_kept(hardware: Hardware, tmp_path: Path) -> None:
     script = (
         "import sys; from pathlib import Path\n"

@@ -6,6 +6,7 @@ from threading import Event, Thread
 
 import pytest
 from msgspec.structs import replace
+from tests.support.memory_mirror import MemoryMirror
 from tests.support.waiting import until
 
 from sickbay.adapters.stores.memory import MemoryStore
@@ -19,7 +20,6 @@ from sickbay.model.incident import Incident, IncidentKind, Phase, Stage
 from sickbay.model.job import Job, JobSpec, JobState
 from sickbay.model.rows import AnyRow, Line, Unit, key_of
 from sickbay.model.shown import SHOWN_LINES, JobShown, NodeShown
-from sickbay.sim.mirror import MemoryMirror
 
 AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 
+import pytest
 from tests.support.cases import one_by_one
 from tests.unit.test_diagnose import LINES
 from tests.unit.test_diagnose_corpus import samples
@@ -83,6 +84,7 @@ def test_both_name_the_same_cause_of_a_text_in_the_corpus(title: str, text: str)
         assert found == told or (found, told) == (RAISED, "")
 
 
+@pytest.mark.slow
 @one_by_one("launcher", LAUNCHERS)
 @one_by_one("container", CONTAINERS)
 def test_both_know_every_rule_in_every_wrapping(container: str, launcher: str) -> None:

@@ -77,6 +77,7 @@ def test_lint_says_when_no_rung_is_left() -> None:
     assert any("can do none of them" in line for line in lines)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", shipped())
 def test_what_show_prints_is_the_same_policy(name: str, tmp_path: Path) -> None:
     shown = run("show", name)

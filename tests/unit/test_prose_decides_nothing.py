@@ -95,6 +95,7 @@ def test_no_reason_is_read_back() -> None:
     assert DISPLAY - found == set(), "these are gone: take them off the list"
 
 
+@pytest.mark.slow
 def test_no_name_is_taken_apart_but_by_the_noun_that_has_it() -> None:
     found = {
         (str(path.relative_to(SRC)), ast.unparse(node))

@@ -7,7 +7,7 @@ import pytest
 from sickbay.agent.ranks.directory import FoundRank, NodeFile, RankFile, name_of, ranks_dir
 from sickbay.agent.ranks.naming import NamedRank, name_rank, next_attempt
 from sickbay.agent.ranks.pids import process_of
-from sickbay.agent.ranks.rendezvous import CONF, MeetingPlace, meeting_of, rendezvous, waits_for
+from sickbay.agent.ranks.rendezvous import CONF, MeetingPlace, meeting_of, rendezvous, stands_alone, waits_for
 from sickbay.model.fleet import JobId
 
 NODE = NodeFile(node="train/n1", cluster="train", boot_id="b")
@@ -95,6 +95,15 @@ def test_tasks_of_one_step_meet_at_one_place_and_a_batch_script_at_none() -> Non
 )
 def test_how_long_a_torchrun_waits_is_read_off_its_command(command: str, seconds: float | None) -> None:
     assert waits_for(command.split(), rendezvous({}, "j.1", None)) == seconds
+
+
+@pytest.mark.parametrize(
+    ("command", "alone"),
+    [("torchrun --standalone --nproc-per-node 8 train.py", True), ("torchrun train.py --standalone", False),
+     ("python train.py --standalone", False), ("torchrun train.py", False)],
+)  # fmt: skip
+def test_a_torchrun_that_stands_alone_is_told_of_no_other_nodes(command: str, alone: bool) -> None:
+    assert stands_alone(command.split(), {}) is alone
 
 
 # --- pids

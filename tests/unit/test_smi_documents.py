@@ -535,6 +535,7 @@ def test_many_gpus_are_numbered_only_if_all_are_shown() -> None:
                                                                   "GPUs                                          : 8"))] == [None, None]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text", [QUERY, XML, box(HEALTHY_H100, RTX), CSV.replace("3, 0x00000000000000C8", "0, 0x1"), NVLINK]
 )

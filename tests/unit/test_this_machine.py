@@ -1,13 +1,15 @@
 """This machine as a node: what is its identity, what it promises, and which start is refused."""
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from tests.support.rank_rig import holder
 from tests.unit.test_agent_in_a_container import BOARD, HostTree
 
-from sickbay.clusters.local.files import ClusterFile, write
+from sickbay.clusters.local.files import ClusterFile, Status, write
 from sickbay.clusters.local.here.cluster import HereCluster, HereMachines
 from sickbay.clusters.local.here.machine import ThisMachine, promises, this_machine
 from sickbay.clusters.local.here.settings import furnish
@@ -62,6 +64,22 @@ def test_nothing_but_its_agent_is_started_again_from_outside(host: HostTree) -> 
 def test_it_may_reboot_only_where_the_command_line_says_so(host: HostTree, allow: str) -> None:
     assert "reboot" not in machine(host, allow=allow).settings.allow
     assert "reboot" in machine(host, allow=allow, allow_reboot=True).settings.allow
+
+
+def test_an_agent_that_may_reboot_outlives_no_start_without_that_leave(
+    host: HostTree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sickbay.clusters.local.here.settings.ENDS_WITHIN", 0.2)
+    root = host.root / "state/clusters/here"
+    paths = furnish(root, "here", "", machine(host, allow_reboot=True)).paths("gpu-7")
+    holder().ask("hold", paths.alive)
+    write(paths.status, Status(boot_id="b", instance_id="i", pid=1, mono=0.0, agent_pid=os.getpid()))
+    try:
+        furnish(root, "here", "", machine(host, allow_reboot=True))  # as before: it may stay
+        with pytest.raises(BadInput, match=r"sickbay down --state .*state'"):
+            furnish(root, "here", "", machine(host))
+    finally:
+        holder().ask("free", paths.alive)
 
 
 def test_it_says_what_it_does_here_and_what_it_does_not(host: HostTree) -> None:

@@ -144,6 +144,7 @@ def test_only_what_was_verified_counts_as_kept(tmp_path: Path) -> None:
     assert whole(tmp_path)[0] == "attempt-1/step-3", "by now three were verified, and the parent of attempt 2 stays"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("keep", "saves"), [(1, 1), (3, 1), (5, 1), (5, 3), (2, 3)])
 def test_attempts_that_end_before_they_have_verified_enough_do_not_fill_the_disk(
     keep: int, saves: int, tmp_path: Path

@@ -22,6 +22,8 @@ from sickbay import train
 from sickbay.train import choosing, disk, foreign, layout, resuming, saves, sharing
 from sickbay.train.layout import CheckpointName, RankPart
 
+pytestmark = pytest.mark.slow
+
 Ranks = list[train.Checkpoints]
 
 

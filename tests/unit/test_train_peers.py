@@ -31,6 +31,8 @@ from sickbay.train.peer_channel import Channel
 from sickbay.train.peer_server import SMALL
 from sickbay.train.peers import Peer, RemoteFile, Server, reachable_host
 
+pytestmark = pytest.mark.slow
+
 BAD_NAMES = (
     "", ".", "..", "../rank-3.shard", "rank-3.shard/", "/etc/passwd", "a/b", "rank-3.shard\0", "rank-3.shard\n", "\0",
     ".incoming", "rank-03.shard", "rank--1.shard", "rank-٣.shard", "rank-3.shard.x", "RUN", "rank-3",

@@ -27,6 +27,8 @@ from sickbay.train.peers import Peer, Server
 
 from tests.support.peer_rig import source_of, visible  # isort: skip
 
+pytestmark = pytest.mark.slow
+
 SIZE = 300_000
 HELLO = len(MAGIC) + CHALLENGE
 

@@ -291,6 +291,7 @@ nodes = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(500), deadline=None)  # it may import torch
 @given(nodes, st.lists(st.integers(-1, 1 << 66) | st.integers(0, 8) | junk, max_size=3) | junk, st.binary(max_size=16))
 def test_a_header_that_somebody_made_up_is_refused_or_is_a_state(tree: object, sizes: object, octets: bytes) -> None:

@@ -166,6 +166,7 @@ TAILS = (
 BEGINNINGS = sorted({row.pattern for row in SHIPPED.rows if row.hears("kernel")})
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from(BEGINNINGS).flatmap(lambda p: st.from_regex(p, fullmatch=False)), st.sampled_from(TAILS))
 def test_no_name_that_a_process_could_choose_is_read_as_hardware(words: str, tail: str) -> None:

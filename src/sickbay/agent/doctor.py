@@ -36,7 +36,7 @@ def agent_findings(path: Path | None, environment: Mapping[str, str]) -> Iterato
             yield missing("settings", line, "correct it in /etc/sickbay/agent.yaml or in the environment")
         return
     yield ok("settings", f"this is {settings.node}, instance {settings.instance_id}, of {settings.url}")
-    yield from _state(settings)
+    yield private_directory(Path(settings.state), "the agent", "run it as the agent's user, or as root")
     yield from _credential(settings)
     yield from _kernel_log(settings)
     yield from _gpus(settings)
@@ -44,17 +44,23 @@ def agent_findings(path: Path | None, environment: Mapping[str, str]) -> Iterato
     yield from _ranks(Path(settings.ranks))
 
 
-def _state(settings: AgentSettings) -> Iterator[Finding]:
-    state = Path(settings.state)
-    there = next(path for path in (state, *state.parents) if path.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        yield missing("state", f"{there} may not be written by this user", "run it as the agent's user, or as root")
-    elif there != state:
-        yield ok("state", f"{state} is not there yet: the agent makes it")
-    elif state.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-        yield warning("state", f"{state} can be entered by others: a token is kept there", f"chmod 700 {state}")
-    else:
-        yield ok("state", f"{state} is there and can be written")
+def private_directory(state: Path, maker: str, way_out: str) -> Finding:
+    """Of agent and controller alike: it can be made or written, and nobody else may enter it."""
+    there = nearest(state)
+    if not there.is_dir():
+        return missing("state", f"{there} is no directory", "write another 'state'")
+    if not os.access(there, os.W_OK | os.X_OK):
+        return missing("state", f"{there} may not be written by this user", way_out)
+    if there != state:
+        return ok("state", f"{state} is not there yet: {maker} makes it")
+    if state.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        return warning("state", f"{state} can be entered by others: there are secrets in it", f"chmod 700 {state}")
+    return ok("state", f"{state} is there, private, and can be written")
+
+
+def nearest(path: Path) -> Path:
+    """Itself, or the nearest directory above it that is there."""
+    return next(each for each in (path, *path.parents) if each.exists())
 
 
 # --- the controller, and what opens it
@@ -201,7 +207,7 @@ def _program(what: str, words: tuple[str, ...]) -> Finding:
 
 
 def _ranks(base: Path) -> Iterator[Finding]:
-    there = next(path for path in (base, *base.parents) if path.exists())
+    there = nearest(base)
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         yield missing(
             "ranks", f"{there} may not be written: ranks under 'sickbay run' are not watched", "run it as root"

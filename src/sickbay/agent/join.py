@@ -9,7 +9,6 @@ import random
 import time
 from pathlib import Path
 from threading import Lock
-from typing import NamedTuple
 
 import msgspec
 
@@ -39,14 +38,6 @@ class KeptToken(Noun):
         return (self.node, self.instance_id) == (node, instance_id)
 
 
-class JoinPost(NamedTuple):
-    """Whom to ask, as whom."""
-
-    url: str
-    ca: str
-    token_file: Path
-
-
 class NodeJoiner:
     """Asked by whoever connects, on any thread."""
 
@@ -54,7 +45,8 @@ class NodeJoiner:
         cluster, _, name = settings.node.partition("/")
         self._me = JoinAsked(cluster=cluster, name=name, instance_id=settings.instance_id)
         self._node = settings.node
-        self._where = JoinPost(settings.url, settings.ca, Path(settings.join_token_file))
+        self._url, self._ca = settings.url, settings.ca
+        self._token_file = Path(settings.join_token_file)
         self._state = Path(settings.state)
         self._lock = Lock()
         self._token = ""
@@ -106,24 +98,38 @@ class NodeJoiner:
             complain(f"{file} cannot be written ({error.strerror}): this agent joins anew when it starts again")
 
     def _join(self) -> str:
-        answer = post_join(self._where, msgspec.json.encode(self._me))
+        answer = self._post(msgspec.json.encode(self._me))
         if answer.status != 200:
             raise self._refusal(answer)
         try:
             joined = msgspec.json.decode(answer.body, type=Joined)
         except (msgspec.MsgspecError, RecursionError):
-            raise NotJoined(f"{self._where.url} answers, but it is not a controller: correct url") from None
+            raise NotJoined(f"{self._url} answers, but it is not a controller: correct url") from None
         if joined.node != self._node or not joined.token.isascii() or not joined.token.isprintable():
-            raise NotJoined(f"{self._where.url} gives a token for {joined.node[:80]!r}: correct url")
+            raise NotJoined(f"{self._url} gives a token for {joined.node[:80]!r}: correct url")
         return joined.token
 
+    def _post(self, body: bytes) -> Answer:
+        try:
+            secret = self._token_file.read_text(encoding="ascii").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "it is no text"
+            raise NotJoined(f"join_token_file {self._token_file} cannot be read ({why})") from None
+        if not secret:
+            raise NotJoined(f"join_token_file {self._token_file} is empty: write the secret of a join token into it")
+        connection = Connection(self._url, CONNECT_TAKES, self._ca)
+        try:
+            return connection.post(JOIN, body, secret, JOIN_TAKES, LONGEST)
+        finally:
+            connection.close()
+
     def _refusal(self, answer: Answer) -> Exception:
-        said, url = own_words(answer.body), self._where.url
+        said, url = own_words(answer.body), self._url
         match answer.status:
             case 401 if said:
                 why = said.partition(":")[0]
                 return NotJoined(
-                    f"the controller does not accept the join token in {self._where.token_file} ({why}): an admin "
+                    f"the controller does not accept the join token in {self._token_file} ({why}): an admin "
                     f"makes another with: sickbay token create NAME --role join --cluster {self._me.cluster}"
                 )
             case 400 | 403 | 409 if said:
@@ -138,21 +144,6 @@ class NodeJoiner:
                 return OSError(f"{url} answers {status}")  # what stands before the controller
             case status:
                 return NotJoined(f"{url} answers {status}, and not as a controller does: correct url")
-
-
-def post_join(where: JoinPost, body: bytes) -> Answer:
-    try:
-        secret = where.token_file.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise NotJoined(f"join_token_file {where.token_file} cannot be read ({why})") from None
-    if not secret:
-        raise NotJoined(f"join_token_file {where.token_file} is empty: write the secret of a join token into it")
-    connection = Connection(where.url, CONNECT_TAKES, where.ca)
-    try:
-        return connection.post(JOIN, body, secret, JOIN_TAKES, LONGEST)
-    finally:
-        connection.close()
 
 
 def kept_token(state: Path) -> KeptToken | None:

@@ -1,6 +1,5 @@
 """Command handlers of a real machine: check, look, save, reset, reboot, collect, inject."""
 
-import fcntl
 import os
 import re
 import shutil
@@ -37,6 +36,7 @@ from sickbay.model.protocol import (
     RunSave,
 )
 from sickbay.wire.commands import ChildEnd, run_bounded
+from sickbay.wire.file_locks import take_lock
 
 RESET_TAKES = 60.0  # seconds; with fewer left it is not begun
 REBOOT_TAKES = 60.0  # until whoever reboots machines has taken the order
@@ -270,14 +270,8 @@ def one_at_a_time(lock: Path, until: float) -> Iterator[int]:
     except OSError as error:
         raise Refuse(f"{lock} cannot be written ({error.strerror}): nobody could tell that a reset goes on") from error
     try:
-        while True:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > until:
-                    raise Refuse("an earlier reset on this machine has not ended") from None
-                time.sleep(0.1)
+        if not take_lock(handle, until, look=0.1):
+            raise Refuse("an earlier reset on this machine has not ended")
         yield handle
     finally:
         os.close(handle)

@@ -3,7 +3,6 @@
 A place (`local.py`, `node.py`) says what there is to read, who carries orders out and whom to report to.
 """
 
-import fcntl
 import gc
 import os
 import signal
@@ -31,6 +30,7 @@ from sickbay.agent.watermark import Watermarks
 from sickbay.model.errors import BadInput
 from sickbay.model.noun import Noun
 from sickbay.model.protocol import PROTO, Poll
+from sickbay.wire.file_locks import take_lock
 from sickbay.wire.files import replace_file
 
 ALONE_WITHIN = 5.0  # seconds that an agent waits for the one before it to end
@@ -191,16 +191,9 @@ def alone(state: Path) -> Iterator[None]:
     """Two agents would speak for one node and carry everything out twice."""
     state.mkdir(parents=True, exist_ok=True)
     handle = _lockable(state)
-    until = time.monotonic() + ALONE_WITHIN
     try:
-        while True:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > until:
-                    raise BadInput("another agent of this node is running: end it first") from None
-                time.sleep(0.02)
+        if not take_lock(handle, time.monotonic() + ALONE_WITHIN, look=0.02):
+            raise BadInput("another agent of this node is running: end it first")
         yield
     finally:
         os.close(handle)

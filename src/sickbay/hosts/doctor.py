@@ -7,7 +7,6 @@ store that is configured is only read.
 import os
 import shutil
 import ssl
-import stat
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from datetime import UTC, datetime, timedelta
@@ -15,6 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TypeVar
 
+from sickbay.agent.doctor import nearest, private_directory
 from sickbay.hosts.config import ClusterConfig, ControllerConfig
 from sickbay.hosts.config_file import read_config, read_policy
 from sickbay.hosts.server import refuse_taken, refuse_unusable
@@ -73,20 +73,8 @@ def config_findings(path: Path) -> Iterator[Finding]:
 
 
 def _state(config: ControllerConfig) -> Iterator[Finding]:
-    state = config.state
-    there = next(path for path in (state, *state.parents) if path.exists())
-    if not there.is_dir():
-        yield missing("state", f"{there} is no directory", "write another 'state'")
-    elif not os.access(there, os.W_OK | os.X_OK):
-        yield missing(
-            "state", f"{there} may not be written by this user", f"chown it to the user of the controller: {there}"
-        )
-    elif there != state:
-        yield ok("state", f"{state} is not there yet: the controller makes it")
-    elif state.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-        yield warning("state", f"{state} can be entered by others: there are secrets in it", f"chmod 700 {state}")
-    else:
-        yield ok("state", f"{state} is there, private, and can be written")
+    state, there = config.state, nearest(config.state)
+    yield private_directory(state, "the controller", f"chown it to the user of the controller: {there}")
     free = shutil.disk_usage(there).free
     if free < ROOM:
         yield warning(

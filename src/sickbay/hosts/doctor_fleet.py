@@ -30,6 +30,7 @@ def fleet_findings(backend: Backend, *, leads: bool | None, trouble: str, admin:
     for cluster in sorted(backend.clusters):
         yield from _cluster(backend, cluster)
         yield from _agents(cluster, [node for node in nodes if node.cluster == cluster], tokens)
+    yield from _left_out(backend, nodes)
     yield from _strangers([row for row in _rows(backend, "voice") if isinstance(row, EarlyAgent)])
     yield from _oddities(backend.oddities())
     if admin:
@@ -69,6 +70,17 @@ def _cluster(backend: Backend, cluster: str) -> Iterator[Finding]:
         )
     else:
         yield ok(f"cluster {cluster}", "is read")
+
+
+def _left_out(backend: Backend, nodes: Sequence[Node]) -> Iterator[Finding]:
+    """Clusters that are known from before and that this controller's file does not name."""
+    for cluster in sorted({node.cluster for node in nodes if node.incarnation is not None} - set(backend.clusters)):
+        count = sum(node.cluster == cluster for node in nodes)
+        yield missing(
+            f"cluster {cluster}",
+            f"is not in the controller's file: nobody looks after its {count} nodes, nor after jobs there",
+            "add it to 'clusters' again, and restart the controller",
+        )  # fmt: skip
 
 
 def _agents(cluster: str, nodes: Sequence[Node], tokens: Iterable[Token]) -> Iterator[Finding]:

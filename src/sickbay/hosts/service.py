@@ -17,6 +17,7 @@ from typing import Protocol
 from starlette.applications import Starlette
 
 from sickbay.adapters.executors.threads import ThreadExecutor
+from sickbay.adapters.machines.channels import SentThrough
 from sickbay.brain.joining import token_name
 from sickbay.hosts.backend import Backend
 from sickbay.hosts.changes import Changes
@@ -127,6 +128,7 @@ class Service:
             notifiers=notifiers_of(config.notifiers.notifiers, config.notifiers.links),
             traits=config.notifiers.traits,
             machines=machines_of(config.machines, MachineGround(self._store, mail.ring)),
+            sent=SentThrough(),
         )
 
     @property
@@ -189,7 +191,7 @@ class Service:
     def _wake_known(self, own: OwnNodes) -> tuple[NodeId, ...]:
         """Only where every agent can be believed at once: a token is known when the engine has learned of it."""
         tokens = own.agents().values()
-        if not all(file.exists() and self.backend.who(file.read_text().strip()) for file in tokens):
+        if not all(file.exists() and self.backend.who(file.read_text(errors="replace").strip()) for file in tokens):
             return ()
         started = own.power_on()
         until = time.monotonic() + COME_UP

@@ -19,6 +19,8 @@ SickbayError
 │   └── UnusableStore      corrupt, of a newer version, locked by another process, disk full: one line for a human
 ├── IllegalMove            a life took a step that TRANSITIONS does not have
 └── BadInput               what a person wrote cannot be used: one line that says what to write instead
+    ├── NoSuchFile         a file or a shipped name is not there: wrong is the place that names it
+    └── NoSuchSubject      nothing has the name that was asked for
 """
 
 
@@ -100,6 +102,10 @@ class IllegalMove(SickbayError):  # noqa: N818 - the design's word
 
 class BadInput(SickbayError):  # noqa: N818 - the design's word
     """One line that says what to write instead."""
+
+
+class NoSuchFile(BadInput):
+    """A file or a shipped name that is not there or cannot be read: whoever names it is to correct that."""
 
 
 class NoSuchSubject(BadInput):

@@ -130,7 +130,7 @@ def _pace(policy: Policy) -> Iterator[str]:
         yield "silence.agent: under 10s a busy node or a slow network is taken for a dead agent"
 
 
-class Lack(NamedTuple):
+class Shortfall(NamedTuple):
     """What a policy asks for in one place and a cluster cannot do, and what follows from that."""
 
     at: str
@@ -141,25 +141,25 @@ class Lack(NamedTuple):
         return f"{self.at}: {self.text}"
 
 
-def lacking(policy: Policy, capabilities: frozenset[Capability]) -> Iterator[Lack]:
+def lacking(policy: Policy, capabilities: frozenset[Capability]) -> Iterator[Shortfall]:
     for n, ladder in enumerate(policy.ladders):
         able = [rung for rung in ladder.rungs if RUNGS[rung.do].needs in capabilities]
         for m, rung in enumerate(ladder.rungs):
             if rung not in able:
                 text = f"this cluster cannot {rung.do}: the rung is skipped"
-                yield Lack(f"ladders[{n}].rungs[{m}].do", text, RUNGS[rung.do].needs)
+                yield Shortfall(f"ladders[{n}].rungs[{m}].do", text, RUNGS[rung.do].needs)
         if ladder.rungs and not able:
             text = "this cluster can do none of them: each of these nodes waits for a person"
-            yield Lack(f"ladders[{n}].rungs", text)
+            yield Shortfall(f"ladders[{n}].rungs", text)
     if Capability.CHECK not in capabilities:
         text = "this cluster has no checks (check): no repair can be proved, so nodes are held for a person"
-        yield Lack("ladders", text, Capability.CHECK)
+        yield Shortfall("ladders", text, Capability.CHECK)
     elif Capability.CHECK_CORDONED not in capabilities:
         text = "checks cannot start on a cordoned node (check_cordoned): no repair can be proved"
-        yield Lack("ladders", text, Capability.CHECK_CORDONED)
+        yield Shortfall("ladders", text, Capability.CHECK_CORDONED)
     if Capability.LOOK not in capabilities:
         text = "nodes cannot be looked at (look): a job restarts without asking them first"
-        yield Lack("resume.look_deadline", text, Capability.LOOK)
+        yield Shortfall("resume.look_deadline", text, Capability.LOOK)
     if Capability.FENCE not in capabilities:
         text = "a lost node cannot be fenced (fence): its jobs wait for the cluster's proof that it is gone"
-        yield Lack("ladders", text, Capability.FENCE)
+        yield Shortfall("ladders", text, Capability.FENCE)

@@ -7,6 +7,7 @@ from typing import NoReturn
 
 from sickbay.model.errors import Rejected
 from sickbay.model.fleet import Capability, Incarnation, NodeId
+from sickbay.model.mistakes import SettingsMistake
 from sickbay.model.noun import Noun
 from sickbay.model.protocol import AnyOrder, Command, RunReboot, RunReset, command_id
 from sickbay.ports.cluster import Accepted
@@ -25,7 +26,7 @@ class AgentMachineSettings(Noun, forbid_unknown_fields=True):
     kind: str
     reboots: bool = True
 
-    def mistakes(self) -> Iterator[NoReturn]:
+    def mistakes(self) -> Iterator[SettingsMistake]:
         """Nothing can be wrong with it."""
         return iter(())
 

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from threading import Lock
-from typing import NamedTuple
 
 from sickbay.model.errors import Rejected, Transient, Unknown
 from sickbay.model.fleet import Capability, Incarnation, NodeId
+from sickbay.model.mistakes import SettingsMistake
 from sickbay.model.noun import Noun
 from sickbay.ports.cluster import Accepted
 from sickbay.wire.commands import ChildEnd, run_bounded
@@ -33,11 +33,6 @@ _DOES = {
     "replace": Capability.REPLACE,
     "fence": Capability.FENCE,
 }
-
-
-class SettingsMistake(NamedTuple):
-    field: str
-    text: str
 
 
 class CommandMachineSettings(Noun, forbid_unknown_fields=True):

@@ -4,9 +4,10 @@ import os
 from collections.abc import Iterator
 
 from sickbay.adapters.notifiers.message import NoticeLinks, encoded, message_of
-from sickbay.adapters.notifiers.settings import SAID, Mistake, NotifierSettings
+from sickbay.adapters.notifiers.settings import SAID, NotifierSettings
 from sickbay.model.errors import Rejected, Transient, Unknown
 from sickbay.model.intent import Notify
+from sickbay.model.mistakes import SettingsMistake
 from sickbay.wire.commands import run_bounded
 from sickbay.wire.secret_files import redacted
 
@@ -17,10 +18,12 @@ PASSED = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "HTTPS_PROXY", "HTTP_PROXY", "
 class CommandSettings(NotifierSettings, kw_only=True):
     argv: tuple[str, ...]
 
-    def mistakes(self) -> Iterator[Mistake]:
+    def mistakes(self) -> Iterator[SettingsMistake]:
         yield from super().mistakes()
         if not self.argv or not self.argv[0]:
-            yield Mistake("argv", "names no program: write [/usr/local/bin/page, --to, oncall]; no shell reads it")
+            yield SettingsMistake(
+                "argv", "names no program: write [/usr/local/bin/page, --to, oncall]; no shell reads it"
+            )
 
 
 class CommandNotifier:

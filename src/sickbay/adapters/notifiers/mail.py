@@ -15,9 +15,10 @@ from email.utils import format_datetime, parseaddr
 from enum import StrEnum
 
 from sickbay.adapters.notifiers.message import NoticeLinks, NoticeMessage, message_of
-from sickbay.adapters.notifiers.settings import SAID, Mistake, NotifierSettings, secret_of
+from sickbay.adapters.notifiers.settings import SAID, NotifierSettings, secret_of
 from sickbay.model.errors import Rejected, Transient, Unknown
 from sickbay.model.intent import Notify
+from sickbay.model.mistakes import SettingsMistake
 from sickbay.wire.posting import bounded, fits_a_header, why
 from sickbay.wire.secret_files import redacted
 
@@ -42,20 +43,20 @@ class MailSettings(NotifierSettings, kw_only=True):
     password_file: str = ""
     ca_file: str = ""
 
-    def mistakes(self) -> Iterator[Mistake]:
+    def mistakes(self) -> Iterator[SettingsMistake]:
         yield from super().mistakes()
         if not 0 < self.port < 65536:
-            yield Mistake("port", f"is 1 to 65535, not {self.port}")
+            yield SettingsMistake("port", f"is 1 to 65535, not {self.port}")
         if not self.to:
-            yield Mistake("to", "is empty: name at least one address")
+            yield SettingsMistake("to", "is empty: name at least one address")
         for name, addresses in (("sender", (self.sender,)), ("to", self.to)):
             for address in addresses:
                 if not _is_address(address):
-                    yield Mistake(name, f"{address!r} is no address: write oncall@example.org, in ASCII")
+                    yield SettingsMistake(name, f"{address!r} is no address: write oncall@example.org, in ASCII")
         if bool(self.user) is not bool(self.password_file):
-            yield Mistake("user", "and password_file go together: give both, or neither")
+            yield SettingsMistake("user", "and password_file go together: give both, or neither")
         if self.password_file and self.security is MailSecurity.NONE:
-            yield Mistake("security", "none would send the password in clear: write starttls or tls")
+            yield SettingsMistake("security", "none would send the password in clear: write starttls or tls")
 
 
 def _is_address(text: str) -> bool:

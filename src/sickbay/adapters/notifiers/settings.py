@@ -3,22 +3,18 @@
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from msgspec.structs import fields, replace
 
 from sickbay.model.errors import Rejected, Transient
+from sickbay.model.mistakes import SettingsMistake
 from sickbay.model.noun import Noun
 from sickbay.wire.posting import Posted, busy, wrong_url
 from sickbay.wire.secret_files import read_secret, redacted, wrong_secret
 
 SAID = 200  # characters of an answer that are kept
 LONGEST = timedelta(minutes=5)
-
-
-class Mistake(NamedTuple):
-    field: str
-    text: str
 
 
 class NotifierSettings(Noun, forbid_unknown_fields=True):
@@ -34,27 +30,27 @@ class NotifierSettings(Noun, forbid_unknown_fields=True):
         """Whether it wants to hear that an incident it was told of is over."""
         return False
 
-    def mistakes(self) -> Iterator[Mistake]:
+    def mistakes(self) -> Iterator[SettingsMistake]:
         if self.most < 0:
-            yield Mistake("most", "must be 0 (no limit) or more")
+            yield SettingsMistake("most", "must be 0 (no limit) or more")
         if self.per <= timedelta(0):
-            yield Mistake("per", "must be longer than nothing, such as 10m")
+            yield SettingsMistake("per", "must be longer than nothing, such as 10m")
         if not timedelta(0) < self.timeout <= LONGEST:
-            yield Mistake("timeout", "must be more than nothing and at most 5m")
+            yield SettingsMistake("timeout", "must be more than nothing and at most 5m")
         url = getattr(self, "url", "")
         if url and (wrong := wrong_url(url)):
-            yield Mistake("url", wrong)
+            yield SettingsMistake("url", wrong)
         ca_file = getattr(self, "ca_file", "")
         if ca_file and not Path(ca_file).is_file():
-            yield Mistake("ca_file", f"{ca_file}: no such file: give the certificates to trust (PEM)")
+            yield SettingsMistake("ca_file", f"{ca_file}: no such file: give the certificates to trust (PEM)")
 
-    def missing(self) -> Iterator[Mistake]:
+    def missing(self) -> Iterator[SettingsMistake]:
         """Secrets that cannot be used now."""
         names = [field.name for field in fields(self) if field.name.endswith("_file") and field.name != "ca_file"]
         for name in names:
             path = getattr(self, name)
             if path and (wrong := wrong_secret(path)):
-                yield Mistake(name, f"{path} {wrong}")
+                yield SettingsMistake(name, f"{path} {wrong}")
 
     def located(self, beside: Path) -> Any:
         """With every path made absolute: they are written as seen from the file that names them."""

@@ -8,9 +8,10 @@ from urllib.parse import urlsplit
 
 import sickbay
 from sickbay.adapters.notifiers.message import NoticeLinks, encoded, message_of
-from sickbay.adapters.notifiers.settings import Mistake, NotifierSettings, heard, secret_of
+from sickbay.adapters.notifiers.settings import NotifierSettings, heard, secret_of
 from sickbay.model.errors import Transient
 from sickbay.model.intent import Notify
+from sickbay.model.mistakes import SettingsMistake
 from sickbay.wire.posting import fits_a_header, header_text, post
 from sickbay.wire.secret_files import read_secret, wrong_secret
 
@@ -25,10 +26,10 @@ class WebhookSettings(NotifierSettings, kw_only=True):
     ca_file: str = ""  # certificates to trust, of a site's own authority
     closing: bool = False  # told, too, when an incident that it was told of is over
 
-    def missing(self) -> Iterator[Mistake]:
+    def missing(self) -> Iterator[SettingsMistake]:
         yield from super().missing()
         if self.token_file and not wrong_secret(self.token_file) and not fits_a_header(read_secret(self.token_file)):
-            yield Mistake("token_file", f"{self.token_file} {NOT_ONE_LINE}")
+            yield SettingsMistake("token_file", f"{self.token_file} {NOT_ONE_LINE}")
 
     @property
     def closings(self) -> bool:

@@ -28,8 +28,8 @@ from sickbay.agent.user_files import NotPlain, opened, read_small
 from sickbay.model.fleet import JobId
 from sickbay.model.job import LogRule
 from sickbay.model.noun import Noun
+from sickbay.wire.file_locks import holder_of
 from sickbay.wire.files import replace_file
-from sickbay.wire.record_locks import holder_of
 
 BASE = Path("/run/sickbay")
 VARIABLE = "SICKBAY_RANKS"  # another base

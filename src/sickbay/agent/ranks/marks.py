@@ -7,6 +7,8 @@ import os
 import signal
 from contextlib import suppress
 
+from sickbay.wire.proc import environment, others
+
 MARK = "SICKBAY_RUN"  # of each `sickbay run` that is around a process, the outermost first
 ROUNDS = 20  # whoever is killed may have started another just before
 
@@ -29,29 +31,10 @@ def kill_marked(mark: str) -> None:
 
 
 def _marked(mark: bytes) -> list[int]:
-    """Processes that live: zombies have no environment any more."""
-    me, begins = os.getpid(), f"{MARK}=".encode()
+    begins = f"{MARK}=".encode()
     found = []
-    for name in os.listdir("/proc"):  # noqa: PTH208 - a Path for each process is half of the cost
-        if not name.isdigit() or int(name) == me:
-            continue
-        words = _environ(name).split(b"\0")
-        if any(word.startswith(begins) and mark in word[len(begins) :].split(b":") for word in words):
-            found.append(int(name))
+    for pid in others():
+        with suppress(OSError):
+            if any(word.startswith(begins) and mark in word[len(begins) :].split(b":") for word in environment(pid)):
+                found.append(int(pid))
     return found
-
-
-def _environ(name: str) -> bytes:
-    try:
-        handle = os.open(f"/proc/{name}/environ", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return b""  # it has ended, or is another user's
-    try:
-        parts = []
-        while part := os.read(handle, 1 << 16):
-            parts.append(part)
-        return b"".join(parts)
-    except OSError:
-        return b""
-    finally:
-        os.close(handle)

@@ -57,11 +57,11 @@ def meeting_of(env: Mapping[str, str], attempt: str) -> MeetingPlace | None:
 
 def waits_for(command: Sequence[str], env: Mapping[str, str]) -> float | None:
     """Seconds that the torchrun of a command waits for the other nodes; None: the command shows no torchrun."""
-    at = next((n for n, word in enumerate(command) if PurePath(word).name in LAUNCHERS), None)
-    if at is None:
+    words = _launcher_words(command)
+    if words is None:
         return None
-    backend = _option(command[at + 1 :], "rdzv-backend") or env.get("PET_RDZV_BACKEND") or "static"
-    conf = _option(command[at + 1 :], "rdzv-conf")
+    backend = _option(words, "rdzv-backend") or env.get("PET_RDZV_BACKEND") or "static"
+    conf = _option(words, "rdzv-conf")
     parts = [part.partition("=") for part in (conf or env.get("PET_RDZV_CONF", "")).split(",")]
     pairs = {key.strip(): value.strip() for key, _, value in parts}
     said = pairs.get("join_timeout" if backend == "c10d" else "timeout", "")
@@ -69,6 +69,19 @@ def waits_for(command: Sequence[str], env: Mapping[str, str]) -> float | None:
         return min(max(float(said), 0.0), 1e8) if said else TORCH_WAITS
     except ValueError:
         return TORCH_WAITS
+
+
+def stands_alone(command: Sequence[str], env: Mapping[str, str]) -> bool:
+    """torchrun --standalone: on each node by itself. With a number of nodes it would wait for others."""
+    words = _launcher_words(command) or ()
+    until = next((n for n, word in enumerate(words) if word.endswith(".py")), len(words))
+    return "--standalone" in words[:until] or env.get("PET_STANDALONE") == "1"
+
+
+def _launcher_words(command: Sequence[str]) -> Sequence[str] | None:
+    """What follows torchrun; None: the command shows none."""
+    at = next((n for n, word in enumerate(command) if PurePath(word).name in LAUNCHERS), None)
+    return None if at is None else command[at + 1 :]
 
 
 def _option(words: Sequence[str], name: str) -> str:

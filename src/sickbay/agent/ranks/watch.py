@@ -1,5 +1,6 @@
 """Liveness of ranks, read from the rank directory: steps, saves, stalls, log rules, and how ranks end."""
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from sickbay.agent.outbox import say
 from sickbay.agent.probes.heartbeats import AttemptProgress, Beat
 from sickbay.agent.probes.log_rules import OutputWatch
 from sickbay.agent.ranks.directory import (
+    ALIVE,
     HEARTBEAT,
     NAMES,
     RANK_FILE,
@@ -171,6 +173,7 @@ class RankWatch:
             if self._is_ours(found):
                 listing.new.append(found)
             listing.passed.add(name)
+        listing.new.sort(key=_taken_at)  # after our own start, too, an attempt is whose rank was there first
         for key, watched in self._watched.items():
             if runner_of(watched.run) is None:
                 listing.over[key] = _last_word(watched)
@@ -367,6 +370,14 @@ def _is_new(run: Path) -> bool:
         return abs(time.time() - run.stat(follow_symlinks=False).st_mtime) < UNMADE
     except OSError:
         return False
+
+
+def _taken_at(found: FoundRank) -> float:
+    """When its place was taken: nobody can date a file's last change back."""
+    try:
+        return (found.run / ALIVE).stat(follow_symlinks=False).st_ctime
+    except OSError:
+        return math.inf
 
 
 def _ended_badly(rank: RankFile) -> bool:

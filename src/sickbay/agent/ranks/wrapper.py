@@ -34,7 +34,7 @@ from sickbay.agent.ranks.marks import MARK, kill_marked, marked_by
 from sickbay.agent.ranks.naming import NamedRank, name_rank, next_attempt, node_here
 from sickbay.agent.ranks.output import OutputFile
 from sickbay.agent.ranks.passing import Streams, fill_closed
-from sickbay.agent.ranks.rendezvous import meeting_of, rendezvous, waits_for
+from sickbay.agent.ranks.rendezvous import meeting_of, rendezvous, stands_alone, waits_for
 from sickbay.model.fleet import JobId
 from sickbay.model.job import LogRule
 from sickbay.wire.commands import die_with
@@ -87,7 +87,7 @@ def run(asked: Wrapped, env: Mapping[str, str]) -> int:
         place = None
     if place is not None and node is None:
         _say(f"the rank is not watched yet: no agent has been on this node (there is no {base / 'node.json'})")
-    return WrappedRank(asked.command, {**env, **_environment(env, place)}, place).run()
+    return WrappedRank(asked.command, {**env, **_environment(env, place, asked.command)}, place).run()
 
 
 def _is_watched(named: NamedRank, env: Mapping[str, str]) -> bool:
@@ -170,15 +170,16 @@ def _make_base(base: Path) -> None:
         ranks.chmod(OPEN_TO_ALL)
 
 
-def _environment(env: Mapping[str, str], place: WrittenRank | None) -> dict[str, str]:
+def _environment(env: Mapping[str, str], place: WrittenRank | None, command: tuple[str, ...]) -> dict[str, str]:
     if place is None:
         return {}
     attempt = f"{place.file.job}.{place.file.attempt}"
+    meeting = None if stands_alone(command, env) else meeting_of(env, attempt)
     return {
         "SICKBAY_JOB_ID": place.file.job,
         "SICKBAY_ATTEMPT": str(place.file.attempt),
         "SICKBAY_HEARTBEAT": str(place.seat.run.absolute() / HEARTBEAT),
-        **rendezvous(env, attempt, meeting_of(env, attempt)),
+        **rendezvous(env, attempt, meeting),
     }
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from sickbay.wire.record_locks import holder_of
+from sickbay.wire.file_locks import holder_of, take_lock
 
 # Seconds that a call of a port waits for a lock: less than the engine waits for the call, and a process that stands
 # still with a lock in its hand must not take along everybody who wants it.
@@ -42,22 +42,9 @@ def held(path: Path, within: float | None = None) -> Iterator[None]:
         # flock, not lockf: a record lock would not keep two threads of one process apart.
         if within is None:
             fcntl.flock(handle, fcntl.LOCK_EX)
-        else:
-            _take(handle, path, within)
+        elif not take_lock(handle, time.monotonic() + within, look=_LOOK):
+            held_by = f"another process has held {path} for {within:g} s"
+            raise TimeoutError(held_by)
         yield
     finally:
         os.close(handle)
-
-
-def _take(handle: int, path: Path, within: float) -> None:
-    deadline = time.monotonic() + within
-    while True:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                held_by = f"another process has held {path} for {within:g} s"
-                raise TimeoutError(held_by) from None
-            time.sleep(_LOOK)
-        else:
-            return

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from sickbay.wire.proc import environment, others, read_proc
+
 _PR_SET_CHILD_SUBREAPER = 36
 _PROC = Path("/proc")
 _LINUX = sys.platform.startswith("linux")
@@ -59,43 +61,28 @@ def is_alive(pid: int) -> bool:
 
         return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     try:
-        return _read(f"/proc/{pid}/stat").rpartition(b")")[2].split(None, 1)[0] not in {b"Z", b"X"}
+        return read_proc(str(pid), "stat").rpartition(b")")[2].split(None, 1)[0] not in {b"Z", b"X"}
     except (OSError, IndexError):
         return False
 
 
 def _find_in_proc(groups: dict[int, str], words: dict[bytes, str]) -> dict[int, str]:
-    # Read directly: psutil costs more to import than all scans of a supervisor's life.
     found: dict[int, str] = {}
-    me = os.getpid()
-    for name in os.listdir(_PROC):  # noqa: PTH208 - a Path for each process is half of the cost
-        if not name.isdigit() or int(name) == me:
-            continue
+    for name in others():
         try:
-            state, _, group = _read(f"/proc/{name}/stat").rpartition(b")")[2].split(None, 3)[:3]
+            state, _, group = read_proc(name, "stat").rpartition(b")")[2].split(None, 3)[:3]
             if state in {b"Z", b"X"}:
                 continue
             if int(group) in groups:
                 found[int(name)] = groups[int(group)]
             elif words:
-                for word in _read(f"/proc/{name}/environ").split(b"\0"):
+                for word in environment(name):
                     if word in words:
                         found[int(name)] = words[word]
                         break
         except (OSError, ValueError):
             continue  # it ended meanwhile, or is another user's
     return found
-
-
-def _read(path: str) -> bytes:
-    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        parts = []
-        while part := os.read(handle, 65_536):
-            parts.append(part)
-        return b"".join(parts)
-    finally:
-        os.close(handle)
 
 
 def _find_with_psutil(groups: dict[int, str], words: dict[bytes, str]) -> dict[int, str]:

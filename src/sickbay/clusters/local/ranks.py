@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from sickbay.agent.ranks.directory import HEARTBEAT, RankFile, RankSeat, pid_space
 from sickbay.agent.ranks.output import Capture
-from sickbay.agent.ranks.rendezvous import MeetingPlace, rendezvous, waits_for
+from sickbay.agent.ranks.rendezvous import MeetingPlace, rendezvous, stands_alone, waits_for
 from sickbay.clusters.local import processes
 from sickbay.clusters.local.complaints import complain
 from sickbay.clusters.local.files import BOOT_MARK, Paths, Rank, RankPlan, StartRanks
@@ -324,7 +324,8 @@ def _meeting(given: Mapping[str, str], order: StartRanks) -> dict[str, str]:
     nodes, host = int(order.env.get("WORLD_SIZE", "1")) // each, order.env.get("MASTER_ADDR", "127.0.0.1")
     met = MeetingPlace(max(1, nodes), order.node_rank, host, int(order.env.get("MASTER_PORT", "0")))
     local = {} if "PET_LOCAL_ADDR" in given else {"PET_LOCAL_ADDR": host}
-    return {**rendezvous(given, f"{order.job}.{order.attempt}", met if met.port else None), **local}
+    meets = met.port and not stands_alone(order.command, given)
+    return {**rendezvous(given, f"{order.job}.{order.attempt}", met if meets else None), **local}
 
 
 def _rank_file(order: StartRanks, noun: Rank, boot_id: str) -> RankFile:

@@ -1,4 +1,4 @@
-"""An in-memory Mirror that can be down, refuse or be slow: for simulations and tests."""
+"""An in-memory Mirror that can be down, refuse or be slow."""
 
 from collections.abc import Callable
 

@@ -17,6 +17,7 @@ SickbayError
 │   │   ├── Unstorable     a value could not be read back (NaN): refused before anything is written
 │   │   └── UnreadableRow  a row that is there cannot be decoded
 │   └── UnusableStore      corrupt, of a newer version, locked by another process, disk full: one line for a human
+│       └── OlderStore     empty or of an older version, for whoever only reads
 ├── IllegalMove            a life took a step that TRANSITIONS does not have
 └── BadInput               what a person wrote cannot be used: one line that says what to write instead
     ├── NoSuchFile         a file or a shipped name is not there: wrong is the place that names it
@@ -94,6 +95,14 @@ class UnreadableRow(UnitRefused):
 
 class UnusableStore(StoreError):  # noqa: N818 - a state, not a mistake
     """The store cannot be used until a person does something; the message says what."""
+
+
+class OlderStore(UnusableStore):
+    """Who only reads cannot: it is empty, or of an older version that this one's controller brings up to date."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"{name} is empty or of an older Sickbay: start this one's controller on it once")
+        self.name = name
 
 
 class IllegalMove(SickbayError):  # noqa: N818 - the design's word

@@ -5,11 +5,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from msgspec.structs import fields, replace
 
 from sickbay import wiring
 from sickbay.adapters.machines.command import CommandMachineSettings
 from sickbay.clusters.local.settings import LocalSettings
+from sickbay.faces.cli.main import main
 from sickbay.hosts.config import ClusterConfig, ControllerConfig, Listen
 from sickbay.hosts.config_file import read_config, read_policy
 from sickbay.model.errors import BadInput, StoreError
@@ -153,6 +155,14 @@ def test_the_example_that_is_handed_out_is_right(tmp_path: Path) -> None:
     config = read(tmp_path, text)
     assert read_policy(config).name == "default"
     assert set(config.clusters) == set(config.agents.join)
+
+
+def test_a_check_of_the_file_finds_a_certificate_that_is_not_there(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(LOCAL + "listen: {cert: /nope.crt, key: /nope.key}\n")
+    result = CliRunner().invoke(main, ["controller", "--check", "--config", str(file)])
+    assert result.exit_code == 2
+    assert "c.yaml:3:9: listen: there is no file /nope.crt: give the certificate" in result.stderr
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:

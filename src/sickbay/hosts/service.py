@@ -165,7 +165,11 @@ class Service:
         (self.state / RECORD).write_text(json.dumps(record))
         started += [node for own in self._own.values() for node in own.power_on()]
         if self._own:
-            progress(f"{len(started)} nodes started" if started else "found the nodes that were running")
+            progress(
+                f"{len(started)} node{'s' if len(started) > 1 else ''} started"
+                if started
+                else "found the nodes that were running"
+            )
 
     @property
     def promises(self) -> tuple[str, ...]:

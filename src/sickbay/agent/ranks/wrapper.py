@@ -30,7 +30,7 @@ from sickbay.agent.ranks.directory import (
     runner_of,
 )
 from sickbay.agent.ranks.guard import GroupGuard
-from sickbay.agent.ranks.marks import MARK, kill_marked, marked_by
+from sickbay.agent.ranks.marks import MARK, given, kill_marked, marked_by, without_other_jobs
 from sickbay.agent.ranks.naming import NamedRank, name_rank, next_attempt, node_here
 from sickbay.agent.ranks.output import OutputFile
 from sickbay.agent.ranks.passing import Streams, fill_closed
@@ -67,6 +67,7 @@ class InPlaceError(Exception):
 def run(asked: Wrapped, env: Mapping[str, str]) -> int:
     """Until the command has ended; returns its exit code as a shell tells it."""
     fill_closed()
+    env = without_other_jobs(env)
     base = Path(env.get(VARIABLE) or BASE)
     node = node_here(base)
     named = name_rank(env, node, job=asked.job, attempt=asked.attempt, rank=asked.rank)
@@ -85,7 +86,7 @@ def run(asked: Wrapped, env: Mapping[str, str]) -> int:
         why = (error.strerror or error) if isinstance(error, OSError) else error
         _say(f"the rank is not watched: {f'{where}: ' if isinstance(error, OSError) else ''}{why}")
         place = None
-    return WrappedRank(asked.command, {**env, **_environment(env, place, asked.command)}, place).run()
+    return WrappedRank(asked.command, given(env, _environment(env, place, asked.command)), place).run()
 
 
 def _is_watched(named: NamedRank, env: Mapping[str, str]) -> bool:

@@ -273,7 +273,11 @@ def full(host: Host) -> None:
     (host.base / "ranks").mkdir()
 
 
-@pytest.mark.parametrize("trouble", [nowhere, anothers, full])
+def unheard_of(host: Host) -> None:
+    (host.base / "node.json").unlink()
+
+
+@pytest.mark.parametrize("trouble", [nowhere, anothers, full, unheard_of])
 def test_what_keeps_a_rank_from_being_watched_keeps_it_from_nothing_else(
     host: Host, trouble: Callable[[Host], None]
 ) -> None:

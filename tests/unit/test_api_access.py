@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 
 import httpx
 import pytest
@@ -13,6 +14,7 @@ from tests.support.waiting import until
 from sickbay.faces.api import endpoint, events, tokens
 from sickbay.faces.api.route import Route
 from sickbay.faces.api.routes import ROUTES
+from sickbay.hosts.first_tokens import agree_on
 from sickbay.model.fleet import NodeId, Role
 from sickbay.model.rows import Line, Unit
 
@@ -369,3 +371,14 @@ def test_the_audit_log_says_who_did_what_to_what_and_why(calls: Clinic) -> None:
     assert calls.viewer.get("/v1/audit", target="nothing").json() == []
     calls.ward.pass_time(600.0)
     assert calls.viewer.get("/v1/audit", since=60).json() == []
+
+
+def test_a_first_token_that_is_damaged_on_disk_is_made_anew_and_one_that_is_good_is_kept(
+    calls: Clinic, tmp_path: Path
+) -> None:
+    file = tmp_path / "operator.token"
+    file.write_bytes(b"\xff\xfe")
+    made = agree_on(calls.ward.desk, "first", Role.ADMIN, file, by="sickbay controller")
+    assert file.read_text() == made
+    until(lambda: calls.ward.desk.who(made))
+    assert agree_on(calls.ward.desk, "first", Role.ADMIN, file, by="sickbay controller") == made

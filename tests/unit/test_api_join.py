@@ -10,7 +10,7 @@ import pytest
 from tests.support.api_ward import QUIET, TOKENS, Caller, Clinic, clinic
 from tests.support.waiting import until
 
-from sickbay.faces.api import credentials, join
+from sickbay.faces.api import credentials, join, tokens
 from sickbay.hosts import joining
 from sickbay.model.errors import BadInput
 from sickbay.model.facts import TokenIssued
@@ -129,6 +129,19 @@ def test_a_revoked_agent_that_is_heard_still_joins_anew_at_once(calls: Clinic) -
     assert again.status_code == 200
     assert report(calls, token, "back", "i-new").status_code == 401
     assert report(calls, again.json()["token"], "back", "i-new").status_code == 200
+
+
+def test_a_token_got_by_joining_that_ended_long_ago_is_forgotten_when_others_are_made(
+    calls: Clinic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokens, "FORGET_AFTER", timedelta(minutes=6))  # instead of a month
+    assert ask(calls, "gone").status_code == 200
+    revoke = "/v1/tokens/agent%20of%20sim%2Fgone"
+    assert calls.admin.http.delete(revoke).status_code == 200
+    assert [token["expired"] for token in tokens_of(calls, "gone")] == [True]  # that it ended lets its agent join anew
+    calls.ward.pass_time(400.0)
+    calls.admin.post("/v1/tokens", {"name": "another", "role": "viewer"})
+    assert tokens_of(calls, "gone") == []
 
 
 @pytest.mark.parametrize(

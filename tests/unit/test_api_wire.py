@@ -198,16 +198,34 @@ def test_many_held_polls_leave_people_their_answers(calls: Clinic, monkeypatch: 
     assert until(lambda: not calls.ward.mail._waiters)  # whoever hung up is not waited for any more
 
 
-def _raw(url: str, method: str, path: str, secret: str, body: Any = None) -> socket.socket:
+def _raw(url: str, method: str, path: str, secret: str, body: Any = None, length: int = 0) -> socket.socket:
     parts = urlsplit(url)
     assert parts.hostname is not None
     assert parts.port is not None
     payload = b"" if body is None else json.dumps(body).encode()
     head = f"{method} {path} HTTP/1.1\r\nHost: {parts.netloc}\r\nAuthorization: Bearer {secret}\r\n"
-    head += f"Content-Type: application/json\r\nContent-Length: {len(payload)}\r\n\r\n"
+    head += f"Content-Type: application/json\r\nContent-Length: {length or len(payload)}\r\n\r\n"
     connection = socket.create_connection((parts.hostname, parts.port), timeout=10.0)
     connection.sendall(head.encode() + payload)
     return connection
+
+
+def test_a_fifth_report_of_one_token_is_refused_before_its_body_is_taken(calls: Clinic) -> None:
+    """One stolen token must neither fill the memory with bodies nor have the event loop decode them for ever."""
+    sockets: list[socket.socket] = []
+
+    def full() -> bool:
+        sockets.append(_raw(calls.url, "POST", "/v1/agent/report", TOKENS["agent"], length=1000))
+        return calls.agent.post("/v1/agent/report", _report()).status_code == 429
+
+    try:
+        assert until(full)
+        assert calls.agent.post("/v1/agent/report", {"not": "decoded"}).status_code == 429
+        assert calls.agent.post("/v1/agent/poll", _poll(proto=0)).status_code == 400  # polls are counted apart
+    finally:
+        for one in sockets:
+            one.close()
+    assert until(lambda: calls.agent.post("/v1/agent/report", _report()).status_code == 200)
 
 
 def test_callers_who_hang_up_in_the_middle_of_a_body_harm_nobody(calls: Clinic) -> None:

@@ -196,6 +196,9 @@ def test_stalling_can_be_turned_off(server: Canned) -> None:
     [
         (("--nodes", "1"), "write it after --"),
         (("--min-nodes", "2", "true"), "write --nodes N as well"),
+        (("python train.py",), "leave out the quotes"),
+        (("--storage", "", "true"), "--storage '' is no directory: write --storage DIR (is a variable not set?)"),
+        (("--checkpoint", "", "true"), "--checkpoint '' is no directory"),
         (("--nodes", "1", "--on", "n0", "true"), "one of them"),
         (("--nodes", "-1", "true"), "--nodes"),
         (("--nodes", "0", "true"), "--nodes"),

@@ -5,15 +5,20 @@ import sys
 from pathlib import Path
 
 import pytest
-from msgspec.structs import fields
+from click.testing import CliRunner
+from msgspec.structs import fields, replace
 
 from sickbay import wiring
 from sickbay.adapters.machines.command import CommandMachineSettings
 from sickbay.clusters.local.settings import LocalSettings
+from sickbay.faces.cli.main import main
 from sickbay.hosts.config import ClusterConfig, ControllerConfig, Listen
 from sickbay.hosts.config_file import read_config, read_policy
 from sickbay.model.errors import BadInput, StoreError
-from sickbay.wiring import open_store
+from sickbay.model.fault import Remedy
+from sickbay.model.fleet import Capability
+from sickbay.policy.load import load_policy
+from sickbay.wiring import ClusterGround, FleetCluster, FleetGround, cluster_kind, fleet_of, open_store
 
 EXAMPLE = Path(__file__).parents[2] / "deploy" / "controller.yaml"
 WORD = "a-secret-77aa"
@@ -152,6 +157,14 @@ def test_the_example_that_is_handed_out_is_right(tmp_path: Path) -> None:
     assert set(config.clusters) == set(config.agents.join)
 
 
+def test_a_check_of_the_file_finds_a_certificate_that_is_not_there(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(LOCAL + "listen: {cert: /nope.crt, key: /nope.key}\n")
+    result = CliRunner().invoke(main, ["controller", "--check", "--config", str(file)])
+    assert result.exit_code == 2
+    assert "c.yaml:3:9: listen: there is no file /nope.crt: give the certificate" in result.stderr
+
+
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"no\.yaml: no such file: give a \.yaml file with 'clusters: "):
         read_config(tmp_path / "no.yaml")
@@ -216,3 +229,20 @@ def test_the_stores_password_is_in_no_error() -> None:
         open_store("postgresql://u@127.0.0.1:1/none", password=WORD)
     assert "u@127.0.0.1:1" in str(error.value) or "u:***@127.0.0.1:1" in str(error.value)
     assert WORD not in str(error.value)
+
+
+def test_what_a_pool_can_do_is_what_its_channels_do_and_a_policy_may_name_no_other(tmp_path: Path) -> None:
+    store, policy = open_store("memory:"), load_policy("default")
+
+    def nobody() -> None:
+        pass
+
+    settings = LocalSettings(nodes=1)
+    wired = cluster_kind("local").build(ClusterGround("a", tmp_path / "a", store, policy, nobody, settings))
+    ground = FleetGround(store, policy, nobody, metrics=tmp_path / "metrics")
+    rules = fleet_of({"a": FleetCluster(wired, {"h200": ("agent",), "*": ("local", "agent")})}, ground).rules
+    assert Capability.REBOOT not in rules.can_in("a", "a/h200")
+    assert Capability.REBOOT in rules.can_in("a", "a/other")
+    elsewhere = replace(policy, channels={Remedy.REBOOT: "bmc"})
+    with pytest.raises(BadInput, match="reboot is to go to 'bmc', which cluster a does not have; it has local, agent"):
+        fleet_of({"a": FleetCluster(wired)}, ground._replace(policy=elsewhere))

@@ -248,6 +248,18 @@ def test_a_list_is_a_fact_for_whatever_a_row_keeps_of_it(changed: dict[str, Any]
     )
 
 
+def test_a_cordon_of_ours_on_a_node_that_is_seen_first_is_held_for_a_person_after_the_store_was_lost() -> None:
+    """A cluster's list is a fact only where it differs from the row: the first sight may be the only one."""
+    bench = Bench()
+    draft = bench.draft()
+    news = replace(LISTED, first_connection=True, cordons=("sickbay:i30",))
+    learn(draft, Fact(id="seen", at=NOW, news=news, seq=1))
+    bench.commit(draft)
+    found = bench.store.load([f"node:{tables.SEAT}", "incident:i30"])
+    assert found[f"node:{tables.SEAT}"].row.incident == "i30"
+    assert found["incident:i30"].row.fault.code == "operator.cordon"
+
+
 # --- rows that would grow
 
 

@@ -3,6 +3,7 @@
 import json
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,10 @@ from tests.support.waiting import until
 
 from sickbay.faces.cli.main import main
 from sickbay.hosts import doctor
-from sickbay.model.finding import warning
+from sickbay.model.finding import Finding, warning
 from sickbay.model.fleet import Role
 from sickbay.model.protocol import PROTO
-from sickbay.wiring import OWN_KINDS, ClusterGround, ClusterKind, WiredCluster
+from sickbay.wiring import OWN_KINDS, ClusterGround, ClusterKind, WiredCluster, open_store
 
 SECRET = "a-join-token-that-was-chosen"
 
@@ -144,6 +145,73 @@ def test_a_kind_of_another_package_says_its_own_findings_and_a_cluster_that_hang
 
 def _hangs(_: object) -> None:
     raise TimeoutError
+
+
+def test_what_hangs_neither_holds_up_the_end_of_the_program_nor_is_waited_for() -> None:
+    """A child with a call that never ends: an executor's thread would be joined when the interpreter ends."""
+    program = (
+        "import threading\nfrom sickbay.hosts import doctor\ndoctor.ANSWERS_WITHIN = 0.1\n"
+        "try:\n    doctor.in_time(threading.Event().wait)\nexcept TimeoutError:\n    print('told')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=20, check=True)
+    assert done.stdout == "told\n"
+
+
+def test_a_database_that_takes_connections_and_says_nothing_is_told_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "ANSWERS_WITHIN", 0.5)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        store = f"postgresql://nobody@127.0.0.1:{silent.getsockname()[1]}/none"
+        _, found = asked("--config", str(config(tmp_path, store=store)))
+    assert of(found, "store") == [("missing", f"{store} does not answer within 0.5 s")]
+
+
+def test_findings_of_a_kind_that_break_are_one_line_of_that_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = OWN_KINDS["local"]()
+
+    def broken() -> list[Finding]:
+        raise RuntimeError("no such API")
+
+    def build(ground: ClusterGround) -> WiredCluster:
+        return kind.build(ground)._replace(findings=broken)
+
+    monkeypatch.setattr(doctor, "cluster_kind", lambda _: ClusterKind(kind.settings, build, kind.channels))
+    code, found = asked("--config", str(config(tmp_path)))
+    assert code == 1
+    assert ("missing", "cannot say what is missing there: no such API") in of(found, "cluster train")
+
+
+def test_a_store_is_looked_at_and_not_a_file_is_made_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir(mode=0o700)
+    open_store(f"sqlite:///{tmp_path / 'state' / 'sickbay.db'}").close()
+    before = sorted(path.name for path in (tmp_path / "state").iterdir())
+    _, found = asked("--config", str(config(tmp_path)))
+    assert of(found, "store")[0][0] == "ok"
+    assert sorted(path.name for path in (tmp_path / "state").iterdir()) == before
+
+
+def test_an_empty_database_is_the_first_start_and_nothing_that_fails(tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir(mode=0o700)
+    (tmp_path / "state" / "sickbay.db").touch()
+    code, found = asked("--config", str(config(tmp_path)))
+    assert (code, of(found, "store")[0][0]) == (0, "ok")
+
+
+def test_a_key_with_a_pass_phrase_is_a_finding_and_no_question_on_the_terminal(tmp_path: Path) -> None:
+    cert, key = tmp_path / "tls.crt", tmp_path / "tls.key"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-passout", "pass:phrase",
+         "-subj", "/CN=sickbay", "-keyout", str(key), "-out", str(cert)], check=True, capture_output=True,
+    )  # fmt: skip
+    _, found = asked("--config", str(config(tmp_path, listen="{port: 0, cert: tls.crt, key: tls.key}")))
+    ((level, text),) = of(found, "certificate")
+    assert level == "missing"
+    assert "has a pass phrase: give one without" in text
 
 
 # --- a running controller

@@ -164,7 +164,8 @@ def _agent_lost(s: IncidentInput, node: Node, policy: Policy) -> IncidentDecisio
     if made < policy.silence.agent_restarts and Capability.RESTART_SERVICE in s.can:
         act = Repair(node=node.id, rung=Remedy.RESTART_SERVICE)
         return Do(act, "the agent is silent, the node is ready", policy.silence.restart_deadline, INGEST)
-    text = f"{node.id}: the agent is silent and {made} restarts did not bring it back; work there goes on unwatched"
+    tried = f" and {made} restart{'s' if made > 1 else ''} did not bring it back" if made else ""
+    text = f"{node.id}: the agent is silent{tried}; work there goes on unwatched"
     because = "the agent is silent: the node is not given new work"
     return remind(s, policy, "agent_lost", text, because, HEARD_AGAIN)
 

@@ -63,6 +63,7 @@ def seen(draft: Draft, fact: Fact, news: NodeSeen) -> None:
         return
     if known is None:
         _newcomer(draft, fact, news)
+        _adopt(draft, fact, news)
         return
     standing = standing_of(known, news.incarnation, by_agent=False)
     before = devices_of_another(known.devices) if standing is Standing.SUCCEEDED else known.devices
@@ -97,7 +98,11 @@ def seen(draft: Draft, fact: Fact, news: NodeSeen) -> None:
     if known.ready != after.ready or not same:
         _witness(draft, fact, after, fell=known.ready and same)
     _learn_early(draft, fact, voice)
-    if after.cordons and (now := draft.node(after.id)) is not None:
+    _adopt(draft, fact, news)
+
+
+def _adopt(draft: Draft, fact: Fact, news: NodeSeen) -> None:
+    if news.cordons and (now := draft.node(news.node)) is not None:
         adopt_cordon(draft, fact, now)
 
 

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 from msgspec.structs import replace
 
-from sickbay.brain.joining import JoinAnswer, JoinInput, JoinVerdict, judge_join
+from sickbay.brain.joining import SILENT_BY, JoinAnswer, JoinInput, JoinVerdict, judge_join
 from sickbay.engine.notices import post
 from sickbay.engine.view import Draft
 from sickbay.model.facts import (
@@ -98,7 +98,8 @@ def _revoke(draft: Draft, fact: Fact, news: TokenRevoked) -> None:
         draft.tell(text, event="refused", audit=audit)
         return
     for row in mine:
-        if row.instance_id:  # that it was revoked is why its agent may join anew while it is still heard
+        if row.instance_id and not row.over(fact.at - SILENT_BY):
+            # That it was revoked is why its agent may join anew while it is still heard.
             draft.put(replace(row, expires_at=min(fact.at, row.expires_at or fact.at)))
         else:
             draft.drop(key_of(row))

@@ -15,7 +15,7 @@ from sickbay.hosts.channels import LINKS, NotifierFile, notifiers_in
 from sickbay.hosts.config import AgentsConfig, ClusterConfig, ControllerConfig, Listen
 from sickbay.hosts.state import LOOPBACK
 from sickbay.knowledge.yaml_places import KeyPath, YamlReader, compose, converted, read_text, unknown
-from sickbay.model.errors import BadInput
+from sickbay.model.errors import BadInput, NoSuchFile
 from sickbay.model.noun import Noun
 from sickbay.model.policy import Policy
 from sickbay.policy.load import is_file_name, load_policy
@@ -54,13 +54,10 @@ def read_config(path: Path, *, known: bool = False) -> ControllerConfig:
 
 def read_policy(config: ControllerConfig) -> Policy:
     """The policy that the file names. Raises BadInput: the policy's own mistake has the place in its own file."""
-    name = config.policy
     try:
-        return load_policy(name, config.notifiers.names)
-    except BadInput as error:
-        if str(error).startswith(("unknown policy", f"{name}: ")):
-            raise config.wrong(("policy",), error) from None
-        raise
+        return load_policy(config.policy, config.notifiers.names)
+    except NoSuchFile as error:
+        raise config.wrong(("policy",), error) from None
 
 
 class _ConfigReader:

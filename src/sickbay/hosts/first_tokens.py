@@ -12,7 +12,7 @@ def agree_on(backend: Backend, name: str, role: Role, file: Path, *, by: str, no
     """The secret in the file, if the store knows it for what it is. A lost or revoked one is replaced by another:
     a secret that was revoked never opens anything again, and nobody is locked out of his own machine.
     """
-    secret = file.read_text().strip() if file.exists() else ""
+    secret = file.read_text(errors="replace").strip() if file.exists() else ""  # damaged: known to nobody
     known = backend.who(secret) if secret else None
     if known is not None and known.role == role and not known.over(backend.now()):
         return secret

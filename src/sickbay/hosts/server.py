@@ -140,9 +140,14 @@ def refuse_unusable(certfile: str | None, keyfile: str | None) -> None:
             raise BadInput(f"there is no file {file}: give the certificate and its key in PEM form")
     if certfile:
         try:
-            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certfile, keyfile)
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certfile, keyfile, password=_no_pass_phrase)
         except (ssl.SSLError, OSError) as error:
             raise BadInput(f"the certificate {certfile} cannot be used: {error}") from None
+
+
+def _no_pass_phrase() -> str:
+    """Else OpenSSL asks for it on the terminal, and waits; where there is none a controller would not start."""
+    raise BadInput("the key of the certificate has a pass phrase: give one without (openssl pkey -in KEY -out NEW)")
 
 
 def answers_at(url: str) -> bool:

@@ -165,7 +165,11 @@ class Service:
         (self.state / RECORD).write_text(json.dumps(record))
         started += [node for own in self._own.values() for node in own.power_on()]
         if self._own:
-            progress(f"{len(started)} nodes started" if started else "found the nodes that were running")
+            progress(
+                f"{len(started)} node{'s' if len(started) > 1 else ''} started"
+                if started
+                else "found the nodes that were running"
+            )
 
     @property
     def promises(self) -> tuple[str, ...]:
@@ -187,7 +191,7 @@ class Service:
     def _wake_known(self, own: OwnNodes) -> tuple[NodeId, ...]:
         """Only where every agent can be believed at once: a token is known when the engine has learned of it."""
         tokens = own.agents().values()
-        if not all(file.exists() and self.backend.who(file.read_text().strip()) for file in tokens):
+        if not all(file.exists() and self.backend.who(file.read_text(errors="replace").strip()) for file in tokens):
             return ()
         started = own.power_on()
         until = time.monotonic() + COME_UP

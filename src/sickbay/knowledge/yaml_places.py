@@ -15,7 +15,7 @@ import yaml
 from msgspec import inspect as mi
 
 from sickbay.model.durations import HOW, parse_duration
-from sickbay.model.errors import BadInput
+from sickbay.model.errors import BadInput, NoSuchFile
 
 KeyPath = tuple[str | int, ...]
 LARGEST = 1_000_000  # characters; the longest policy we know of has 20,000
@@ -74,10 +74,10 @@ def read_text(path: Path, where: str, instead: str) -> str:
         with path.open("rb") as file:
             raw = file.read(4 * LARGEST + 1)  # bounded: a device has no end
     except FileNotFoundError:
-        raise BadInput(f"{where}: no such file: {instead}") from None
+        raise NoSuchFile(f"{where}: no such file: {instead}") from None
     except (OSError, ValueError) as error:
         said = error.strerror if isinstance(error, OSError) else str(error)
-        raise BadInput(f"{where}: cannot be read ({said}): give a .yaml file") from None
+        raise NoSuchFile(f"{where}: cannot be read ({said}): give a .yaml file") from None
     if len(raw) > 4 * LARGEST:
         raise _too_large(where)
     try:

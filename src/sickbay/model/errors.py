@@ -17,8 +17,11 @@ SickbayError
 │   │   ├── Unstorable     a value could not be read back (NaN): refused before anything is written
 │   │   └── UnreadableRow  a row that is there cannot be decoded
 │   └── UnusableStore      corrupt, of a newer version, locked by another process, disk full: one line for a human
+│       └── OlderStore     empty or of an older version, for whoever only reads
 ├── IllegalMove            a life took a step that TRANSITIONS does not have
 └── BadInput               what a person wrote cannot be used: one line that says what to write instead
+    ├── NoSuchFile         a file or a shipped name is not there: wrong is the place that names it
+    └── NoSuchSubject      nothing has the name that was asked for
 """
 
 
@@ -94,12 +97,24 @@ class UnusableStore(StoreError):  # noqa: N818 - a state, not a mistake
     """The store cannot be used until a person does something; the message says what."""
 
 
+class OlderStore(UnusableStore):
+    """Who only reads cannot: it is empty, or of an older version that this one's controller brings up to date."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"{name} is empty or of an older Sickbay: start this one's controller on it once")
+        self.name = name
+
+
 class IllegalMove(SickbayError):  # noqa: N818 - the design's word
     """TRANSITIONS has no such step."""
 
 
 class BadInput(SickbayError):  # noqa: N818 - the design's word
     """One line that says what to write instead."""
+
+
+class NoSuchFile(BadInput):
+    """A file or a shipped name that is not there or cannot be read: whoever names it is to correct that."""
 
 
 class NoSuchSubject(BadInput):

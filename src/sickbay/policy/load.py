@@ -22,7 +22,7 @@ from sickbay.knowledge.yaml_places import (
     show_path,
     unknown,
 )
-from sickbay.model.errors import BadInput
+from sickbay.model.errors import BadInput, NoSuchFile
 from sickbay.model.notice import LOG
 from sickbay.model.noun import Noun
 from sickbay.model.policy import Policy
@@ -103,7 +103,7 @@ def _load(path_or_name: str | Path, beside: Path, depth: int) -> tuple[Policy, P
         found = shipped_files()
         if path_or_name not in found:
             hint = f"; for the file write ./{path_or_name}" if (beside / path_or_name).is_file() else ""
-            raise BadInput(f"{unknown('policy', path_or_name, found)}{hint or ', or a path to a .yaml file'}")
+            raise NoSuchFile(f"{unknown('policy', path_or_name, found)}{hint or ', or a path to a .yaml file'}")
         return _shipped_policy(path_or_name)
     text = read_text(path, where, f"give a .yaml file, or one of {', '.join(shipped())}")
     return _parse(text, where, path.parent, depth)
@@ -153,11 +153,8 @@ def _extended(root: yaml.MappingNode, where: str, beside: Path, depth: int) -> t
         raise reader.fail(key, (), f"more than {_DEEPEST} policies extend one another, or they go in a circle")
     try:
         return _load(name, beside, depth + 1)
-    except BadInput as error:
-        # An error inside the other file names that file itself.
-        if isinstance(name, str) and str(error).startswith(("unknown policy", f"{name}: ")):
-            raise reader.fail(value, (_EXTENDS,), str(error)) from None
-        raise
+    except NoSuchFile as error:  # an error inside the other file names that file itself
+        raise reader.fail(value, (_EXTENDS,), str(error)) from None
 
 
 def _refused(refusal: Refusal, where: str, places: Places) -> str:

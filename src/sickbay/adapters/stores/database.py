@@ -14,7 +14,7 @@ from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 
 from sickbay.adapters.stores.schema import META, NEWEST, OLDEST, steps_after
-from sickbay.model.errors import StoreError, UnusableStore
+from sickbay.model.errors import OlderStore, StoreError, UnusableStore
 
 _ANY_ROW = text("SELECT 1 FROM nouns LIMIT 1")
 _READ_META = text("SELECT schema_version FROM meta")
@@ -82,7 +82,7 @@ class Database(ABC):
         """For whoever only reads: it changes no schema under the program that writes."""
         with self.reading() as connection:
             if self.version(connection, self.tables(connection), name) != NEWEST:
-                raise UnusableStore(f"{name} is empty or of an older Sickbay: start this one's controller on it once")
+                raise OlderStore(name)
 
     def version(self, connection: Connection, tables: set[str], name: str) -> int:
         if not tables:

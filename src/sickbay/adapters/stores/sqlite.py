@@ -65,7 +65,9 @@ class Sqlite(Database):
     def _connect(self) -> sqlite3.Connection:
         target = ":memory:" if self._path is None else f"file:{quote(str(self._path))}"
         if self._readonly:
-            target += "?mode=ro"
+            # Without a log nobody has it open; SQLite would make one, and leave it there as ours.
+            alone = not Path(f"{self._path}-wal").exists()
+            target += "?mode=ro&immutable=1" if alone else "?mode=ro"
         # isolation_level=None: the driver begins nothing by itself, so that one BEGIN IMMEDIATE takes the write lock
         # before anything is read.
         connection = sqlite3.connect(

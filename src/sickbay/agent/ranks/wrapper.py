@@ -86,6 +86,8 @@ def run(asked: Wrapped, env: Mapping[str, str]) -> int:
         why = (error.strerror or error) if isinstance(error, OSError) else error
         _say(f"the rank is not watched: {f'{where}: ' if isinstance(error, OSError) else ''}{why}")
         place = None
+    if place is not None and node is None:
+        _say(f"the rank is not watched yet: no agent has been on this node (there is no {base / 'node.json'})")
     return WrappedRank(asked.command, given(env, _environment(env, place, asked.command)), place).run()
 
 

@@ -62,19 +62,19 @@ class AnsweredKeys:
 
 
 class HeldRequests:
-    """Concurrency limit of streams and long polls, by token: one program that opens them without end would leave no
-    connections to others.
+    """Concurrency limit of streams, long polls and reports, by token: one program that opens them without end would
+    leave no connections to others, and one that sends them the largest bodies no memory and no time.
     """
 
     def __init__(self) -> None:
-        self._held: Counter[str] = Counter()
+        self._held: Counter[tuple[str, int]] = Counter()
 
     @contextmanager
-    def one(self, who: Token | None) -> Iterator[None]:
-        """Raises ApiRefusal(429)."""
-        key = who.hash if who is not None else ""
-        if self._held[key] >= HELD_MOST:
-            raise ApiRefusal(429, f"this token has {HELD_MOST} streams and held requests open: close some first")
+    def one(self, who: Token | None, most: int = HELD_MOST) -> Iterator[None]:
+        """Raises ApiRefusal(429). Routes with a limit of their own are counted apart."""
+        key = (who.hash if who is not None else "", most)
+        if self._held[key] >= most:
+            raise ApiRefusal(429, f"this token has {most} streams and held requests open: close some first")
         self._held[key] += 1
         try:
             yield
@@ -143,6 +143,9 @@ class Endpoint:
         who = await self._who(route, headers, (scope.get("client") or ("",))[0])
         scope.setdefault("state", {})["admitted"] = who is not None  # the server keeps such connections the longest
         query = _query(route, scope)
+        if route.held and route.role != Role.JOIN:  # thousands share such a token: that route says itself how many
+            # Before the body is read: what a stolen token sends is not to be kept, nor decoded, without end.
+            holds.enter_context(self._held.one(who, route.at_once or HELD_MOST))
         raw = await incoming.read(route.limit)
         body = _body(route, headers, raw)
         key, what = _key(route, scope, headers, raw, who)
@@ -159,8 +162,6 @@ class Endpoint:
             gone=incoming.gone,
         )
         if route.held:
-            if route.role != Role.JOIN:  # thousands share such a token: how many of them are held the route says itself
-                holds.enter_context(self._held.one(who))
             return await route.call(ask, query, body)
         answer = await on_thread(route.threads, route.call, ask, query, body)
         if given:

@@ -7,6 +7,7 @@ from sickbay.faces.api import requests
 from sickbay.faces.api.examples import POLL, REPLY, REPORT
 from sickbay.faces.api.jobs import found
 from sickbay.faces.api.refusal import ApiRefusal
+from sickbay.faces.api.report_queue import ONE_NODES_MOST
 from sickbay.faces.api.route import AGENTS, MIB, PEOPLE, ApiRequest, Route, on_thread
 from sickbay.model.errors import Gone
 from sickbay.model.fleet import NodeId
@@ -98,7 +99,7 @@ ROUTES = (
     ),
     Route(
         "POST", "/v1/agent/report", report, "An agent reports: numbered items, or a sign of life",
-        role="agent", limit=4 * MIB, ask_example=REPORT, answer_example=REPLY,
+        role="agent", limit=4 * MIB, at_once=ONE_NODES_MOST, ask_example=REPORT, answer_example=REPLY,
     ),
     Route(
         "POST", "/v1/agent/poll", poll, "An agent asks for commands; held while none waits",

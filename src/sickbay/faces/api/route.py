@@ -196,6 +196,7 @@ class Route:
     path_example: Mapping[str, str] = field(default_factory=dict)
     answer_example: Any = None
     limit: int = MIB  # bytes of the body
+    at_once: int = 0  # requests of one token, where it is held; 0: as many as of all such routes together
     media: str = "application/json"
     slashes: str = ""  # the parameter of the path, its last one, that may have slashes in it
 

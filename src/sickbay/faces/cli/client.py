@@ -190,7 +190,7 @@ class Client:
             case 401:
                 raise ServerRefused(
                     f"no valid token for {self.url}: set SICKBAY_TOKEN to one that "
-                    f"'sickbay token create' gave, or start it here with 'sickbay up' ({error})",
+                    f"'sickbay token create' gave, or to what operator.token in the controller's state says ({error})",
                     status,
                 )
             case 403:

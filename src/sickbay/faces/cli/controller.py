@@ -39,6 +39,7 @@ def controller(file: Path, *, check: bool, new_token: bool) -> None:
       sickbay controller --config ./controller.yaml   serve what it says
     """
     from sickbay.hosts.config_file import read_config, read_policy
+    from sickbay.hosts.server import refuse_unusable
     from sickbay.hosts.state import refuse_second, serving
     from sickbay.knowledge.load import load_tables
 
@@ -46,6 +47,10 @@ def controller(file: Path, *, check: bool, new_token: bool) -> None:
     policy = read_policy(config)
     load_tables(config.knowledge)
     if check:
+        try:
+            refuse_unusable(config.listen.cert or None, config.listen.key or None)
+        except BadInput as error:
+            raise config.wrong(("listen",), error) from None
         click.echo(f"{file}: {_said(config, policy)}")
         return
     if pid := serving(config.state):  # before anything is touched; of two that start at once the lock lets one go on

@@ -169,6 +169,7 @@ def request(
     """The body of POST /v1/jobs; the server knows the defaults of what is None, but for the name."""
     if not command:
         raise BadInput("the command is missing: write it after --, such as -- python train.py")
+    _refuse_slips(command, cwd, checkpoint, storage)
     if nodes is not None and on is not None:
         raise BadInput("--nodes and --on contradict each other: write --nodes N, or --on NODE,NODE, one of them")
     if min_nodes is not None and nodes is None and on is None:
@@ -199,6 +200,16 @@ def request(
         "storage": [os.path.normpath(where / Path(one).expanduser()) for one in storage] or None,
         "native": native_of(native) if native else None,
     }
+
+
+def _refuse_slips(command: tuple[str, ...], cwd: str | None, checkpoint: str | None, storage: tuple[str, ...]) -> None:
+    """What a shell makes of quotes too many and of variables that are not set. Raises BadInput."""
+    given = (("--cwd", cwd), ("--checkpoint", checkpoint), *(("--storage", one) for one in storage))
+    for option, path in given:
+        if path in {"", "--"}:
+            raise BadInput(f"{option} {path!r} is no directory: write {option} DIR (is a variable not set?)")
+    if len(command) == 1 and len(command[0].split()) > 1 and not Path(command[0]).exists():
+        raise BadInput(f"{command[0]!r} is one word, and no shell splits it: leave out the quotes around the command")
 
 
 def _limit(option: str, text: str | None) -> float | None:

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import click
 from click.core import ParameterSource
 
+from sickbay.faces.cli.columns import count
 from sickbay.faces.cli.show import leave
 from sickbay.faces.cli.signals import Signals, who_starts
 from sickbay.model.errors import BadInput
@@ -375,6 +376,6 @@ def down(state: Path | None) -> None:
         leave(1)
     if ended.url:
         forget(ended.url)
-    who = [*(["the controller"] if ended.controller else []), *([f"{ended.nodes} nodes"] if ended.nodes else [])]
+    who = [*(["the controller"] if ended.controller else []), *([count(ended.nodes, "node")] if ended.nodes else [])]
     said = f"down: {' and '.join(who)} ended" if who else "nothing was running"
     click.echo(f"{said}; the next 'sickbay up' goes on from {place}")

@@ -4,7 +4,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from sickbay.hosts.state import end_all, serving
+import pytest
+
+from sickbay.hosts.state import end_all, make_private, serving
+from sickbay.model.errors import BadInput
 
 LINGERS = """
 import signal, sys, time
@@ -34,3 +37,15 @@ def test_down_returns_when_the_controller_is_gone_not_when_its_lock_is_free(tmp_
         assert ended is not None
         assert ended.controller
         assert controller.poll() == 0  # it has ended before this was asked
+
+
+def test_a_directory_that_others_use_is_not_closed_to_them(tmp_path: Path) -> None:
+    shared = tmp_path / "var"
+    (shared / "log").mkdir(parents=True)
+    shared.chmod(0o755)
+    with pytest.raises(BadInput, match="holds other things: give one that is the controller's own"):
+        make_private(shared)
+    assert shared.stat().st_mode & 0o777 == 0o755
+    (shared / "sickbay.db").touch()  # a copy that was put back by hand
+    make_private(shared)
+    assert shared.stat().st_mode & 0o777 == 0o700

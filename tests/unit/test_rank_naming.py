@@ -5,13 +5,19 @@ from pathlib import Path
 import pytest
 
 from sickbay.agent.ranks.directory import FoundRank, NodeFile, RankFile, name_of, ranks_dir
-from sickbay.agent.ranks.naming import NamedRank, name_rank, next_attempt
+from sickbay.agent.ranks.naming import NamedRank, name_rank, next_attempt, no_numbers
 from sickbay.agent.ranks.pids import process_of
 from sickbay.agent.ranks.rendezvous import CONF, MeetingPlace, meeting_of, rendezvous, stands_alone, waits_for
 from sickbay.model.fleet import JobId
 
 NODE = NodeFile(node="train/n1", cluster="train", boot_id="b")
 SLURM = {"SLURM_JOB_ID": "812", "SLURM_PROCID": "3"}
+
+
+def test_a_number_that_is_none_is_named() -> None:
+    env = {"SICKBAY_ATTEMPT": "abc", "RANK": "-1", "SLURM_PROCID": "3", "SICKBAY_JOB_ID": "x"}
+    assert no_numbers(env) == ("SICKBAY_ATTEMPT", "RANK")
+    assert no_numbers({**SLURM, "RANK": ""}) == ()
 
 
 @pytest.mark.parametrize(

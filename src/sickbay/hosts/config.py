@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sickbay.hosts.channels import NotifierFile
-from sickbay.hosts.state import CLUSTERS
+from sickbay.hosts.state import CLUSTERS, DATABASE
 from sickbay.knowledge.yaml_places import KeyPath, Places, nearest, show_path
 from sickbay.model.errors import BadInput
 from sickbay.model.noun import Noun
 
 STATE = "/var/lib/sickbay"
-DATABASE = "sickbay.db"  # below the state
 
 
 class Listen(Noun, forbid_unknown_fields=True):

@@ -18,6 +18,8 @@ LOCK = "controller.lock"
 FIRST_TOKEN = "operator.token"  # noqa: S105 - a file: the secret of whoever started it
 CLUSTERS = "clusters"  # a directory for each cluster of a config
 RECORD = "controller.json"  # where the controller can be reached
+DATABASE = "sickbay.db"
+OWN = (LOCK, RECORD, DATABASE)  # by any of these a directory is known as a controller's state
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -67,8 +69,16 @@ def default_state() -> Path:
 
 
 def make_private(directory: Path) -> None:
+    """Ours alone. Raises BadInput for one that others use: closed to them, `/var` would stop half of a machine."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
+        is_open = bool(directory.stat().st_mode & 0o077)
+        if (
+            is_open
+            and not any((directory / own).exists() for own in OWN)
+            and any(map(Path.is_dir, directory.iterdir()))
+        ):
+            raise BadInput(f"the state directory {directory} holds other things: give one that is the controller's own")
         directory.chmod(0o700)
     except OSError as error:
         raise _unusable(directory, error) from None
@@ -105,7 +115,7 @@ def end_all(state: Path) -> Ended | None:
     racks = [Rack(room) for room in (state / "local", *sorted((state / CLUSTERS).glob("*")))]
     racks = [rack for rack in racks if rack.exists()]
     # The nodes may run though the database was lost or moved away.
-    if not (state / "sickbay.db").exists() and not racks:
+    if not (state / DATABASE).exists() and not racks:
         return None
     pid = serving(state)
     if pid:

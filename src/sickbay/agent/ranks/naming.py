@@ -70,12 +70,22 @@ def _job(env: Mapping[str, str], node: NodeFile | None) -> tuple[str, str]:
     return "", "nobody says which job this is: write --job ID or set SICKBAY_JOB_ID"
 
 
+def no_numbers(env: Mapping[str, str]) -> tuple[str, ...]:
+    """Variables that should say an attempt or a rank and have something else in them."""
+    tellers = [teller.variable for teller in TELLERS if teller.what != "job"]
+    return tuple(variable for variable in tellers if (said := env.get(variable, "")) and not _is_number(said))
+
+
 def _number(env: Mapping[str, str], what: str) -> int | None:
     for teller in TELLERS:
         said = env.get(teller.variable, "") if teller.what == what else ""
-        if said.isascii() and said.isdigit() and len(said) < 10:
+        if _is_number(said):
             return int(said) + teller.plus
     return None
+
+
+def _is_number(said: str) -> bool:
+    return said.isascii() and said.isdigit() and len(said) < 10
 
 
 def node_here(base: Path) -> NodeFile | None:

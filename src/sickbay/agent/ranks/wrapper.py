@@ -31,7 +31,7 @@ from sickbay.agent.ranks.directory import (
 )
 from sickbay.agent.ranks.guard import GroupGuard
 from sickbay.agent.ranks.marks import MARK, given, kill_marked, marked_by, without_other_jobs
-from sickbay.agent.ranks.naming import NamedRank, name_rank, next_attempt, node_here
+from sickbay.agent.ranks.naming import NamedRank, name_rank, next_attempt, no_numbers, node_here
 from sickbay.agent.ranks.output import OutputFile
 from sickbay.agent.ranks.passing import Streams, fill_closed
 from sickbay.agent.ranks.rendezvous import meeting_of, rendezvous, stands_alone, waits_for
@@ -86,6 +86,8 @@ def run(asked: Wrapped, env: Mapping[str, str]) -> int:
         why = (error.strerror or error) if isinstance(error, OSError) else error
         _say(f"the rank is not watched: {f'{where}: ' if isinstance(error, OSError) else ''}{why}")
         place = None
+    for variable in no_numbers(env) if place is not None else ():
+        _say(f"{variable}={env[variable][:80]!r} is no number: it counts for nothing")
     if place is not None and node is None:
         _say(f"the rank is not watched yet: no agent has been on this node (there is no {base / 'node.json'})")
     return WrappedRank(asked.command, given(env, _environment(env, place, asked.command)), place).run()

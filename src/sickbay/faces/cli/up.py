@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import click
@@ -88,18 +88,12 @@ NEXT_HERE = (
 def up(
     nodes: int | None,
     gpus: int | None,
-    port: int | None,
-    host: str | None,
-    cert: str | None,
-    key: str | None,
     state: Path | None,
-    policy: str | None,
-    knowledge: str | None,
-    notifiers: str | None,
     here: bool,
     allow_reboot: bool,
     demo: bool,
     detach: bool,
+    **given: Any,
 ) -> None:
     """Start a controller and a small cluster of real processes on this machine.
 
@@ -122,30 +116,25 @@ def up(
     from sickbay.hosts.up import UpOptions, refuse_other_kind
     from sickbay.knowledge.load import load_tables
 
-    if cert == "none" and key is None:
-        key = "none"
-    if (cert is None) is not (key is None):
+    # `given` is what is remembered from one `up` to the next: policy, host, port, cert, key, knowledge, notifiers.
+    if given["cert"] == "none" and given["key"] is None:
+        given["key"] = "none"
+    if (given["cert"] is None) is not (given["key"] is None):
         raise click.UsageError("--cert and --key go together: give both files")
     _refuse_mixed(here=here, allow_reboot=allow_reboot, virtual=nodes is not None or gpus is not None, demo=demo)
     place = (state or default_state()).absolute()
     refuse_agents_state(place)
     refuse_other_kind(place, here=here)
-    given = {"policy": policy, "host": host, "port": port, "cert": cert, "key": key, "knowledge": knowledge}
-    given["notifiers"] = notifiers
     before = remembered(place)
     choices = chosen(before, **given)
     refuse_open_door(choices.host, secured=bool(choices.cert))
-    refuse_lost_notifiers(place, choices, given=notifiers is not None)
-    channels = read_notifiers(Path(choices.notifiers) if choices.notifiers else None, known=notifiers is None)
-    rules = policy_of(place, before, choices, channels.names, given=policy is not None)
+    refuse_lost_notifiers(place, choices, given=given["notifiers"] is not None)
+    channels = read_notifiers(Path(choices.notifiers) if choices.notifiers else None, known=given["notifiers"] is None)
+    rules = policy_of(place, before, choices, channels.names, given=given["policy"] is not None)
     own = Path(choices.knowledge) if choices.knowledge else None
     load_tables(own)  # what is wrong in it is said now, and nothing is begun
     if pid := serving(place):  # before anything is touched; of two that start at once the lock lets one go on
-        context = click.get_current_context()
-        plain = all(
-            context.get_parameter_source(name) is not GIVEN for name in context.params if name not in REPEATABLE
-        )
-        if detach and plain and _is_at(place, port or 0):
+        if detach and _asks_nothing_new() and _is_at(place, given["port"] or 0):
             return
         refuse_second(place, pid)
     wish = UpOptions(
@@ -169,6 +158,12 @@ def up(
             click.echo(remark)
     else:
         _serve(wish, rules.policy, choices, remarks, demo=demo)
+
+
+def _asks_nothing_new() -> bool:
+    """Whether only what may be repeated stands on the command line."""
+    context = click.get_current_context()
+    return all(context.get_parameter_source(name) is not GIVEN for name in context.params if name not in REPEATABLE)
 
 
 def _refuse_mixed(*, here: bool, allow_reboot: bool, virtual: bool, demo: bool) -> None:

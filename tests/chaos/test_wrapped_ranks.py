@@ -322,6 +322,24 @@ def test_slurm_says_job_attempt_rank_and_where_torchrun_meets(host: Host) -> Non
     assert (code, "PET_RDZV_CONF" in out, "PET_NNODES" in out, "PET_MASTER" in out) == (0, True, False, False)
 
 
+def test_a_job_that_is_submitted_from_within_a_job_is_another_and_is_not_killed_with_it(host: Host) -> None:
+    """sbatch hands the whole environment on."""
+    env = {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_NNODES": "2", "SLURM_NODEID": "0"}
+    env |= {"SLURM_STEP_NODELIST": "a,b"}
+    shown = "echo $SICKBAY_JOB_ID $SICKBAY_ATTEMPT n$PET_NNODES $$; sleep 1000"
+    inner = f"{sys.executable} -m sickbay run -- sh -c '{shown}'"
+    sbatch = f"export SLURM_JOB_ID=2 SLURM_NNODES=3; setsid {inner} </dev/null & exec head -1"
+    process = host.start("sh", "-c", sbatch, options=(), env=env, stdin=subprocess.PIPE)
+    said = process.stdout.readline().split()
+    try:
+        assert said[:3] == [b"train-2", b"1", b"n3"]
+        process.communicate(b"\n", timeout=60)
+        assert process.returncode == 0
+        assert exists(int(said[3]))
+    finally:
+        os.kill(int(said[3]), signal.SIGKILL)
+
+
 def test_a_rank_in_a_pid_namespace_of_its_own_is_found_by_whoever_looks_from_outside(host: Host) -> None:
     space = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
     if subprocess.run([*space, "true"], capture_output=True, check=False).returncode:

@@ -1,6 +1,7 @@
 """Joining, the agent's side: it gets its token, keeps it, gets another when that is refused, and says why it cannot."""
 
 import json
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -159,6 +160,7 @@ def test_refused_it_asks_less_and_less_often(server: Canned, tmp_path: Path, mon
             joiner.token()
         assert 0 < refused.value.again <= join.LAST_PAUSE
     assert len(server.of("POST", join.JOIN)) == 1
+    assert joiner._pause == 2 * join.FIRST_PAUSE
     monkeypatch.setattr(join, "LAST_PAUSE", 0.0)  # the pause is over at once
     joiner._again = 0.0
     server.says(ROUTE, {"node": "sim/new-1", "token": "at-last"})
@@ -169,6 +171,22 @@ def test_a_disk_that_takes_nothing_keeps_no_agent_out(server: Canned, tmp_path: 
     (tmp_path / "state").write_text("no directory")
     joiner = NodeJoiner(settings(tmp_path, server.url))
     assert [joiner.token(), joiner.token()] == ["token-1", "token-1"]
+    joiner.refuse("an older one")  # said late: no file would bring back the one that is good
+    assert joiner.token() == "token-1"
+
+
+def test_a_proxys_error_page_is_no_answer_to_a_join(server: Canned, tmp_path: Path) -> None:
+    server.says(ROUTE, Answer("<html>bad gateway</html>", 502, "text/html"))
+    with pytest.raises(OSError, match="answers 502"):
+        NodeJoiner(settings(tmp_path, server.url)).token()
+
+
+def test_a_join_token_in_a_pipe_holds_nobody_up(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    mine = settings(tmp_path, "http://127.0.0.1:1", join_token_file=str(pipe))
+    with pytest.raises(NotJoined, match=r"cannot be read \(it is not a file"):
+        NodeJoiner(mine).token()
 
 
 def test_a_join_token_file_that_cannot_be_used_is_said_by_its_name(tmp_path: Path) -> None:

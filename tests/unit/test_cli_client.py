@@ -154,6 +154,12 @@ def test_a_server_that_is_not_there_is_exit_3_with_what_to_do(monkeypatch: pytes
         )
 
 
+def test_https_where_plain_http_is_spoken_says_so(server: Canned, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = server.url.replace("http://", "https://")
+    monkeypatch.setenv("SICKBAY_URL", url)
+    assert fails(3, "nodes") == f"{url} does not speak TLS: write http:// in SICKBAY_URL\n"
+
+
 @pytest.mark.parametrize("url", ["http://no-such-host.invalid", "http://a..b", "http://[::1]:1"])
 def test_a_host_that_does_not_exist_is_exit_3(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SICKBAY_URL", url)

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from sickbay.agent.http1 import Answer, BadHttp, Connection
-from sickbay.agent.join import JOIN, KEPT, kept_token
+from sickbay.agent.join import JOIN, KEPT, kept_token, secret_in
 from sickbay.agent.node import may_read
 from sickbay.agent.node_orders import REBOOT
 from sickbay.agent.nvml.pci import nvidia_gpus
@@ -99,11 +99,11 @@ def _shown(settings: AgentSettings) -> tuple[str, str, str, object]:
         kept = kept_token(Path(settings.state))
         if kept is not None and kept.is_of(settings.node, settings.instance_id):
             return kept.token, f"this node's own ({KEPT} in the state directory)", POLL, poll
-        secret = Path(settings.join_token_file).read_text(encoding="ascii").strip()
+        secret = secret_in(Path(settings.join_token_file))
         nobody = {"cluster": cluster, "name": "", "instance_id": settings.instance_id}
         return secret, f"the join token in {settings.join_token_file}", JOIN, nobody
     if settings.token_file:
-        secret = Path(settings.token_file).read_text(encoding="ascii").strip()
+        secret = secret_in(Path(settings.token_file))
         return secret, f"the one in {settings.token_file}", POLL, poll
     return settings.token, "the one in the settings", POLL, poll
 

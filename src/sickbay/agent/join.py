@@ -4,6 +4,7 @@ Whoever asks in vain asks again, later each time and never all at once (back-off
 all agents of a fleet join together.
 """
 
+import errno
 import os
 import random
 import time
@@ -111,7 +112,7 @@ class NodeJoiner:
 
     def _post(self, body: bytes) -> Answer:
         try:
-            secret = self._token_file.read_text(encoding="ascii").strip()
+            secret = secret_in(self._token_file)
         except (OSError, UnicodeDecodeError) as error:
             why = error.strerror if isinstance(error, OSError) else "it is no text"
             raise NotJoined(f"join_token_file {self._token_file} cannot be read ({why})") from None
@@ -144,6 +145,13 @@ class NodeJoiner:
                 return OSError(f"{url} answers {status}")  # what stands before the controller
             case status:
                 return NotJoined(f"{url} answers {status}, and not as a controller does: correct url")
+
+
+def secret_in(file: Path) -> str:
+    """Raises OSError, UnicodeDecodeError. A pipe that nobody feeds would hold up whoever reads it for ever."""
+    if file.exists() and not file.is_file():
+        raise OSError(errno.EINVAL, "it is not a file")
+    return file.read_text(encoding="ascii").strip()
 
 
 def kept_token(state: Path) -> KeptToken | None:

@@ -30,7 +30,7 @@ from sickbay.agent.ranks.directory import (
     runner_of,
 )
 from sickbay.agent.ranks.guard import GroupGuard
-from sickbay.agent.ranks.marks import MARK, kill_marked, marked_by
+from sickbay.agent.ranks.marks import MARK, given, kill_marked, marked_by, without_other_jobs
 from sickbay.agent.ranks.naming import NamedRank, name_rank, next_attempt, no_numbers, node_here
 from sickbay.agent.ranks.output import OutputFile
 from sickbay.agent.ranks.passing import Streams, fill_closed
@@ -67,6 +67,7 @@ class InPlaceError(Exception):
 def run(asked: Wrapped, env: Mapping[str, str]) -> int:
     """Until the command has ended; returns its exit code as a shell tells it."""
     fill_closed()
+    env = without_other_jobs(env)
     base = Path(env.get(VARIABLE) or BASE)
     node = node_here(base)
     named = name_rank(env, node, job=asked.job, attempt=asked.attempt, rank=asked.rank)
@@ -89,7 +90,7 @@ def run(asked: Wrapped, env: Mapping[str, str]) -> int:
         _say(f"{variable}={env[variable][:80]!r} is no number: it counts for nothing")
     if place is not None and node is None:
         _say(f"the rank is not watched yet: no agent has been on this node (there is no {base / 'node.json'})")
-    return WrappedRank(asked.command, {**env, **_environment(env, place, asked.command)}, place).run()
+    return WrappedRank(asked.command, given(env, _environment(env, place, asked.command)), place).run()
 
 
 def _is_watched(named: NamedRank, env: Mapping[str, str]) -> bool:

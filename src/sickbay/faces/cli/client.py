@@ -166,6 +166,8 @@ class Client:
                 f"{self.url} does not answer in time: look at what it did with 'sickbay jobs', then try again"
             ) from None
         except (OSError, UnicodeError) as error:  # a host name that cannot be one is a UnicodeError
+            if isinstance(error, ssl.SSLError) and error.reason == "WRONG_VERSION_NUMBER":
+                raise Unreachable(f"{self.url} does not speak TLS: write http:// in SICKBAY_URL") from None
             why = "" if isinstance(error, ConnectionRefusedError) else f" ({_words(error)})"
             raise Unreachable(
                 f"cannot reach {self.url}{why}: is it running? start it with 'sickbay up', or set SICKBAY_URL"

@@ -144,6 +144,25 @@ def test_a_token_got_by_joining_that_ended_long_ago_is_forgotten_when_others_are
     assert tokens_of(calls, "gone") == []
 
 
+def test_a_name_that_nobody_knows_loses_its_token_and_one_whose_agent_is_known_keeps_it(
+    calls: Clinic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(joining, "UNUSED", timedelta(minutes=6))  # instead of a week
+    monkeypatch.setattr(joining, "LOOKED_AT", 1000)
+    ask(calls, "made-up")
+    real = ask(calls, "real").json()["token"]
+    for _ in range(2):  # it ends, and is forgotten so long after that
+        assert tokens_of(calls, "made-up") != []
+        calls.ward.pass_time(400.0)
+        assert report(calls, real, "real", "i-new").status_code == 200
+        calls.ward.pass_time(5.0)
+        assert heard(calls, "real")
+        ask(calls, "whoever-comes")
+        calls.ward.pass_time(1.0)
+    assert tokens_of(calls, "made-up") == []
+    assert [token["expired"] for token in tokens_of(calls, "real")] == [False]
+
+
 @pytest.mark.parametrize(
     ("wrong", "status", "says"),
     [

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from sickbay.brain.joining import JoinAnswer, JoinInput, JoinVerdict, judge_join, token_name
 from sickbay.hosts.backend import Backend, hash_of
 from sickbay.model.errors import BadInput
-from sickbay.model.facts import EarlyAgent, JoinRefused, TokenIssued
+from sickbay.model.facts import EarlyAgent, JoinRefused, TokenIssued, TokenRevoked
 from sickbay.model.fleet import Node, NodeId, Role, Token
 from sickbay.wire.secret_files import read_secret
 
@@ -26,6 +26,8 @@ SHORTEST = 16  # characters of a join token that people choose
 TOLD_AFTER = 60.0  # seconds that a name stays refused to one machine before people hear of it
 TOLD_MOST, TOLD_WITHIN = 20, 3600.0  # such notices, and seconds: of more conflicts the log and the audit speak
 CONFLICTS = 10_000  # that are remembered
+UNUSED = timedelta(days=7)  # a token of a node that nobody knows of is forgotten
+LOOKED_AT = 20  # tokens at each join, so that they are forgotten faster than they are made
 
 
 class JoinWish(NamedTuple):
@@ -64,6 +66,8 @@ class Joining:
         self._backend = backend
         self._conflicts = Conflicts()
         self.room = threading.BoundedSemaphore(AT_ONCE)
+        self._looking = threading.Lock()
+        self._looked_up_to = ""
 
     def begin(self, wish: JoinWish) -> str | JoinAnswer:
         """Store what is asked for: a secret that is good as soon as the engine has learned of it. Or why not."""
@@ -81,6 +85,7 @@ class Joining:
             instance_id=wish.instance_id, reason=f"instance {wish.instance_id}",
         )  # fmt: skip
         self._backend.note(f"token/{digest}", news)
+        self._forget_unused()
         return secret
 
     def outcome(self, wish: JoinWish, secret: str) -> JoinAnswer | None:
@@ -89,6 +94,23 @@ class Joining:
             return JoinAnswer(JoinVerdict.GRANTED)
         answer = self._judged(wish)
         return None if answer.verdict is JoinVerdict.GRANTED else answer
+
+    def _forget_unused(self) -> None:
+        """Retention: made-up names, and machines that went for good, would fill the store. A few at each join."""
+        with self._looking:
+            store, before = self._backend.store, self._backend.now() - UNUSED
+            page = store.keys("token", after=self._looked_up_to, limit=LOOKED_AT)
+            self._looked_up_to = page[-1] if len(page) == LOOKED_AT else ""
+            rows = [found.row for found in store.load(page).values()]
+            tokens = [row for row in rows if isinstance(row, Token) and row.instance_id and row.node is not None]
+            old = [token for token in tokens if (token.expires_at or token.used_at or token.issued_at) < before]
+            known = store.load([f"{kind}:{token.node}" for token in old for kind in ("node", "voice")])
+            for token in old:
+                if all(known[f"{kind}:{token.node}"].row is None for kind in ("node", "voice")):
+                    reason = f"{token.node} is not known, and it was not used for {UNUSED.days} days"
+                    news = TokenRevoked(name=token.name, by="sickbay", reason=reason)
+                    step = "ended" if token.expires_at is None else "forgotten"  # each once, however many joins meet it
+                    self._backend.note(f"unused/{token.hash}/{step}", news)
 
     def _judged(self, wish: JoinWish) -> JoinAnswer:
         store = self._backend.store

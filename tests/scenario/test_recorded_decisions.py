@@ -43,7 +43,11 @@ def _twice(kind: type[Input], decided: Callable[..., Any], seen: Counter[str]) -
 
 
 @pytest.mark.parametrize(
-    ("seed", "needs"), [(3, {"ROOM", "SEATS", "WITHHELD", "THEIRS", "WELL", "AWAY"}), (5, {"ROOM", "DISMISSED"})]
+    ("seed", "needs"),
+    [
+        pytest.param(3, {"ROOM", "SEATS", "WITHHELD", "THEIRS", "WELL", "AWAY"}, marks=pytest.mark.slow),
+        (5, {"ROOM", "DISMISSED"}),
+    ],
 )
 def test_a_recorded_decision_is_made_again(seed: int, needs: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
     jobs, incidents, others = Counter[str](), Counter[str](), Counter[str]()

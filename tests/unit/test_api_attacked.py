@@ -22,6 +22,8 @@ from sickbay.hosts.connections import SparingFilter, connections_allowed
 from sickbay.hosts.server import served
 from sickbay.model.fleet import Role
 
+pytestmark = pytest.mark.slow
+
 HEAD = b"GET /v1/nodes HTTP/1.1\r\nHost: x\r\nX-a: "
 MOST = 24
 

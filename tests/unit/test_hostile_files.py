@@ -32,6 +32,8 @@ from sickbay.model.fleet import JobId, NodeId
 from sickbay.model.job import LogRule
 from sickbay.model.protocol import Item, ItemNews
 
+pytestmark = pytest.mark.slow
+
 SECRET = '{"step": 666}'
 
 

@@ -25,6 +25,8 @@ from sickbay.model.gpu import GpuReading
 from sickbay.model.protocol import Item, Measured
 from sickbay.signs.plausible import RANGES
 
+pytestmark = pytest.mark.slow
+
 RECORDED: dict[str, Any] = json.loads(
     (Path(__file__).parent.parent / "fixtures/h200/nvml-calls.json").read_text(encoding="utf-8")
 )
@@ -185,7 +187,6 @@ def test_what_is_no_word_of_the_child_is_told_as_such(speaking: Any, line: str) 
         speaking(line).read()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("line", ['{"said": "at", "device": 0}', '{"said": "read", "reading": {"index": 0}}'])
 def test_a_child_that_talks_without_end_is_left_in_time(speaking: Any, line: str) -> None:
     with pytest.raises(CannotRead):

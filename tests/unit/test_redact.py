@@ -126,6 +126,7 @@ def test_secrets_that_are_known_go_wherever_they_stand() -> None:
     assert redact("xhunter2y of hunter2", ["hunter2", "", "of"]) == f"x{REMOVED}y of {REMOVED}"
 
 
+@pytest.mark.slow
 @given(st.text(st.sampled_from("-eyJ.:/@=\"'\\ \n\0aZ0_token"), max_size=300))
 def test_nothing_that_is_clean_is_cut_again(text: str) -> None:
     clean = redact(text)

@@ -29,6 +29,8 @@ from sickbay.model.fleet import NodeId, Role, Token
 from sickbay.model.protocol import PROTO, Item, Reply, Report
 from sickbay.policy.load import load_policy
 
+pytestmark = pytest.mark.slow
+
 
 def report(node: int, seq: int = 1) -> Report:
     return Report(

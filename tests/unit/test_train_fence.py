@@ -22,6 +22,8 @@ from sickbay.train.shard import NotAShard
 from sickbay.train.validity import examine
 from sickbay.train.validity import survey as survey_of
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -821,7 +823,6 @@ def test_a_save_that_has_not_ended_within_the_budget_leaves_the_next_out(tmp_pat
     assert whole(tmp_path) == ["attempt-1/step-1", "attempt-1/step-3"]
 
 
-@pytest.mark.slow
 def test_a_script_that_ends_without_wait_does_not_wait_for_ranks_that_are_gone(tmp_path: Path) -> None:
     code = (
         "import sys; from sickbay import train; from sickbay.train import saves; saves.AT_EXIT = 0.2;"
@@ -832,7 +833,6 @@ def test_a_script_that_ends_without_wait_does_not_wait_for_ranks_that_are_gone(t
     assert whole(tmp_path) == []
 
 
-@pytest.mark.slow
 def test_a_script_that_exits_within_its_block_has_its_last_save_finished_by_all_ranks(tmp_path: Path) -> None:
     code = """
 import sys, time
@@ -873,7 +873,6 @@ with train.Checkpoints(sys.argv[1], near=sys.argv[1] + "/near") as found:
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, timeout=20)
 
 
-@pytest.mark.slow
 def test_memory_for_copies_is_given_back_when_the_block_is_over(tmp_path: Path) -> None:
     with train.Checkpoints(tmp_path) as found:
         found.save(1, {"weights": bytearray(1000)})

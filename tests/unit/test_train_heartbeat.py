@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.slow
+
 PATIENCE = 20.0
 
 
@@ -169,7 +171,6 @@ train.heartbeat(2)
     assert script(tmp_path, code)["step"] == 1
 
 
-@pytest.mark.slow
 def test_a_reader_never_sees_half_a_heartbeat_and_sees_every_step_of_a_slow_caller(tmp_path: Path) -> None:
     code = "import sys\nfor line in sys.stdin: train.heartbeat(int(line), 0.1)\n"
     rank = subprocess.Popen(

@@ -96,11 +96,16 @@ def test_a_second_process_is_refused_in_one_line_that_names_the_first(url: str) 
     open_store(url).close()
 
 
-def test_whoever_only_reads_takes_no_lock_and_sees_what_was_committed(url: str) -> None:
+@pytest.mark.parametrize("reader_first", [False, True], ids=["", "opened before anybody wrote"])
+def test_whoever_only_reads_takes_no_lock_and_sees_what_was_committed(url: str, *, reader_first: bool) -> None:
+    open_store(url).close()
+    early = open_store(url, readonly=True)
     store = open_store(url)
     lease = store.lease("me", 60.0)
     assert lease is not None
-    reader = open_store(url, readonly=True)
+    late = open_store(url, readonly=True)
+    reader, other = (early, late) if reader_first else (late, early)
+    other.close()
     store.commit(Unit(writes={A: node("a")}, story=(line("told", A),)), lease.epoch)
     assert reader.load([A]) == store.load([A])
     assert list(reader.story(A)) == [line("told", A)]

@@ -17,7 +17,8 @@ pytestmark = pytest.mark.slow
 
 REPOSITORY = Path(__file__).parents[2]
 BUILD = REPOSITORY / "deploy" / "image" / "build.py"
-CACHE = REPOSITORY / "build" / "image"
+# Beside all clones of this user: what Debian and PyPI give is fetched once for a machine.
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sickbay-image"
 USER = "10001:10001"
 ENTERED = 'mount --rbind /dev "$0/dev" && mount -t proc proc "$0/proc" && exec chroot "$@"'
 STORES = "from sickbay.adapters.stores.sql import open_store; open_store('sqlite:////var/lib/sickbay/try.db').close()"

@@ -117,7 +117,7 @@ def test_down_ends_a_controller_that_ctrl_z_put_to_sleep(tmp_path: Path) -> None
         rig.signal(rig.pid, signal.SIGSTOP)
         done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
         assert (done.returncode, done.stderr) == (0, ""), done
-        assert "down: the controller and 1 nodes ended" in done.stdout
+        assert "down: the controller and 1 node ended" in done.stdout
         assert not rig.processes()
     finally:
         rig.down()

@@ -16,7 +16,7 @@ from sickbay.brain.incident_input import IncidentInput
 from sickbay.brain.job_input import JobInput
 from sickbay.engine import apply_jobs as learn_jobs
 from sickbay.engine import apply_nodes as learn_nodes
-from sickbay.engine import ingest, lead, reception, seats, sending
+from sickbay.engine import ingest, lead, reception, report_facts, seats, sending
 from sickbay.engine.ingest import Watcher
 from sickbay.engine.view import Draft
 from sickbay.model.facts import NodeSeen
@@ -131,7 +131,8 @@ def _stops_at_the_first_error(patch: pytest.MonkeyPatch) -> None:
 
 
 def _believes_any_clock_of_an_agent(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(reception, "OLDEST", float("inf"))
+    for module in (reception, report_facts):
+        patch.setattr(module, "OLDEST", float("inf"))
 
 
 def _repairs_under_unmanaged_work(patch: pytest.MonkeyPatch) -> None:

@@ -39,6 +39,7 @@ class Sqlite(Database):
     def __init__(self, path: Path | None, *, readonly: bool = False) -> None:
         self._path = path
         self._readonly = readonly
+        self._unlogged = False  # opened while nobody else had it open
         self._guard = None if path is None or readonly else _only_process(path)
         if self._guard is not None and path is not None:
             _drop_anothers_log(path)
@@ -66,8 +67,8 @@ class Sqlite(Database):
         target = ":memory:" if self._path is None else f"file:{quote(str(self._path))}"
         if self._readonly:
             # Without a log nobody has it open; SQLite would make one, and leave it there as ours.
-            alone = not Path(f"{self._path}-wal").exists()
-            target += "?mode=ro&immutable=1" if alone else "?mode=ro"
+            self._unlogged = not self._has_log()
+            target += "?mode=ro&immutable=1" if self._unlogged else "?mode=ro"
         # isolation_level=None: the driver begins nothing by itself, so that one BEGIN IMMEDIATE takes the write lock
         # before anything is read.
         connection = sqlite3.connect(
@@ -85,6 +86,9 @@ class Sqlite(Database):
             raise
         return connection
 
+    def _has_log(self) -> bool:
+        return Path(f"{self._path}-wal").exists()
+
     def _renew_a_copy(self) -> None:
         with self.writing() as connection:
             made = renew(connection)
@@ -99,6 +103,9 @@ class Sqlite(Database):
     @contextmanager
     def reading(self) -> Iterator[Connection]:
         with self._reading, self.told_apart():
+            if self._unlogged and self._has_log():  # somebody works with it by now: what was opened shows none of that
+                self._reader.close()
+                self._reader = self._engine.connect()
             yield self._reader
 
     @contextmanager

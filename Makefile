@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 TOOLS  := $(VENV)/.tools
 # More than there are cores: tests on real processes wait more than they compute. Those of the fast tier compute.
-WORKERS ?= 5
+WORKERS ?= 4
 FAST_WORKERS ?= 3
 # Some images set it; then every worker would compile every test anew, which takes longer than the fast tier's tests.
 unexport PYTHONDONTWRITEBYTECODE

@@ -3,6 +3,7 @@
 import os
 import resource
 import shutil
+import signal
 import tempfile
 import time
 import warnings
@@ -18,6 +19,10 @@ from hypothesis import settings
 from sqlalchemy import create_engine, make_url, text
 from sqlalchemy.pool import NullPool
 from tests.support.thorough import examples
+
+# `cmd &` and nohup start us with these ignored, and what tests start would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 _numbers = count(1)
 

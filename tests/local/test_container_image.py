@@ -4,6 +4,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -94,7 +95,16 @@ def test_the_image_runs_the_controller_as_nobody_special_and_the_agent_as_root(t
     agent = in_it(root, "0:0", "/usr/bin/sickbay", "agent", "--once", "--json")
     assert agent.returncode in {0, 1}, agent.stderr  # 1: something is wrong with this machine
     assert isinstance(json.loads(agent.stdout), list), agent.stderr
-    assert not _naming(root, [str(REPOSITORY), str(tmp_path), sys.prefix, "deb.debian.org", "files.pythonhosted.org"])
+    assert not _naming(root, [str(REPOSITORY), str(tmp_path), sys.prefix, *_sources()])
+
+
+def _sources() -> set[str]:
+    """The hosts from which this machine fetches packages."""
+    lists = [*Path("/etc/apt").glob("sources.list*"), *Path("/etc/apt/sources.list.d").glob("*")]
+    said = [file.read_text(errors="replace") for file in lists if file.is_file()]
+    pip = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False)
+    said += [pip.stdout, os.environ.get("PIP_INDEX_URL", "")]
+    return {host for text in said for host in re.findall(r"https?://(?:[^/@\s]*@)?([^/\s'\"]+)", text)}
 
 
 def _naming(root: Path, places: list[str]) -> list[str]:
